@@ -1,0 +1,266 @@
+"""Every setting of the recipe, once, with its unit; two presets; the ``name=value`` parser.
+
+    hparams = create_hparams("batch_size=32,batching_strategy=RAND", preset="nvidia")
+
+Names are those of NVIDIA's Tacotron 2 where it has one. Section numbers are the paper's
+(Ge et al., "Speed up training with variable length inputs by efficient batching
+strategies", Interspeech 2021).
+"""
+
+import ast
+import dataclasses
+import difflib
+import math
+import re
+import sys
+from collections.abc import Callable
+
+
+class UserError(ValueError):
+    """Something the person running the program can mend: one line with place, value and fix."""
+
+
+def exit_on_user_error(main: Callable[[], None]) -> None:
+    """Run a program's ``main``; a :class:`UserError` ends it in plain lines with status 2."""
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+@dataclasses.dataclass(frozen=True)
+class HParams:
+    """Immutable settings. Impossible values raise :class:`UserError` on construction."""
+
+    # Experiment
+    seed: int = 0  # of the weights, the dropout, and (+ 1 per epoch) the batching
+    epochs: int = 220
+    epochs_per_validation: int = 2
+    epochs_per_checkpoint: int = 2
+    precision: str = "fp32"  # fp32: TF32 off everywhere; tf32: faster, 10-bit mantissa products
+
+    # Data
+    data_dir: str = ""  # what relative paths in the filelists start from; "": the current folder
+    training_files: str = "filelists/ljspeech_train.txt"  # several joined with +
+    validation_files: str = "filelists/ljspeech_val.txt"
+    text_cleaners: tuple[str, ...] = ("english_cleaners",)
+    cache_mels: bool = True  # False: compute every mel again each time it is needed
+    mel_cache_dir: str = "mel_cache"
+    num_workers: int = 1  # loader processes; 0: load in the training process
+
+    # Audio
+    sampling_rate: int = 22050  # Hz
+    filter_length: int = 2048  # FFT size, samples
+    hop_length: int = 276  # samples: 12.5 ms frames (Sec. 6)
+    win_length: int = 1102  # samples: 50 ms windows (Sec. 6)
+    n_mel_channels: int = 80
+    mel_fmin: float = 0.0  # Hz
+    mel_fmax: float = 8000.0  # Hz
+
+    # Batching (Sec. 2-5)
+    batching_strategy: str = "SSB"  # RAND, SB, SSB, BKT or ATS
+    batch_size: int = 16  # clips; the base batch size when dynamic
+    dynamic_batch_size: bool = True  # DBS: extend a batch up to the capacity (Sec. 4)
+    batch_randomization: bool = True  # BR: shuffle the order of the batches (Sec. 5)
+    lrf: float = 0.1  # SSB: local randomisation factor
+    bucket_size: int = 1024  # BKT: clips per bucket
+    bucket_edges: str = "size"  # BKT: by bucket_size, or n_buckets of "uniform" or "quantile" edges
+    n_buckets: int = 10  # BKT with uniform or quantile edges
+    n_bins: int = 58  # ATS: number of bins
+    batch_capacity: int = 0  # DBS: frames, padding included; 0: batch_size x longest clip
+    batch_capacity_seconds: float = 0.0  # the same in seconds; 0: not given
+
+    # Model
+    n_symbols: int = 148
+    symbols_embedding_dim: int = 512
+    encoder_n_convolutions: int = 3
+    encoder_kernel_size: int = 5
+    encoder_embedding_dim: int = 512
+    prenet_dim: int = 256
+    attention_rnn_dim: int = 1024
+    attention_dim: int = 128
+    attention_location_n_filters: int = 32
+    attention_location_kernel_size: int = 31
+    decoder_rnn_dim: int = 1024
+    postnet_embedding_dim: int = 512
+    postnet_kernel_size: int = 5
+    postnet_n_convolutions: int = 5
+    p_encoder_dropout: float = 0.5
+    p_prenet_dropout: float = 0.5  # stays on in validation and inference
+    p_attention_dropout: float = 0.1
+    p_decoder_dropout: float = 0.1
+    p_postnet_dropout: float = 0.5
+    mask_padding: bool = True  # outputs beyond a clip's end: mels 0, gate energy 1000
+    gate_threshold: float = 0.5  # inference: stop when the gate's probability exceeds it
+    max_decoder_steps: int = 1000  # inference: frames after which a clip is cut off
+
+    # Optimisation
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-6
+    grad_clip_thresh: float = 1.0  # L2 norm of all gradients together
+    guided_attention_weight: float = 0.0  # Tachibana et al. 2018; the paper has none
+    guided_attention_sigma: float = 0.2  # their g: width of the unpenalised diagonal
+    ignore_layers: tuple[str, ...] = ("embedding.weight",)  # left fresh by --warm_start
+
+    def __post_init__(self) -> None:
+        positive = [
+            "epochs", "epochs_per_validation", "epochs_per_checkpoint", "sampling_rate",
+            "filter_length", "hop_length", "win_length", "n_mel_channels", "batch_size",
+            "bucket_size", "n_buckets", "n_bins", "n_symbols", "symbols_embedding_dim",
+            "encoder_n_convolutions", "encoder_kernel_size", "encoder_embedding_dim",
+            "prenet_dim", "attention_rnn_dim", "attention_dim", "attention_location_n_filters",
+            "attention_location_kernel_size", "decoder_rnn_dim", "postnet_embedding_dim",
+            "postnet_kernel_size", "postnet_n_convolutions", "max_decoder_steps",
+            "learning_rate", "grad_clip_thresh", "guided_attention_sigma",
+        ]  # fmt: skip
+        not_negative = [
+            "seed", "num_workers", "lrf", "batch_capacity", "batch_capacity_seconds", "mel_fmin",
+            "weight_decay", "guided_attention_weight",
+        ]  # fmt: skip
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is float and not math.isfinite(value):
+                self._refuse(field.name, "use a finite number")
+        for name in positive:
+            self._require(name, getattr(self, name) > 0, "use a value above 0")
+        for name in not_negative:
+            self._require(name, getattr(self, name) >= 0, "use 0 or more")
+        for field in dataclasses.fields(self):
+            if field.name.startswith("p_"):
+                value = getattr(self, field.name)
+                self._require(field.name, 0 <= value < 1, "a dropout rate is in [0, 1)")
+        for name in ("encoder", "postnet", "attention_location"):
+            name += "_kernel_size"
+            self._require(name, getattr(self, name) % 2 == 1, "use an odd number")
+        for name, choices in (
+            ("precision", ("fp32", "tf32")),
+            ("batching_strategy", ("RAND", "SB", "SSB", "BKT", "ATS")),
+            ("bucket_edges", ("size", "uniform", "quantile")),
+        ):
+            self._require(name, getattr(self, name) in choices, f"use one of {', '.join(choices)}")
+        self._require(
+            "encoder_embedding_dim",
+            self.encoder_embedding_dim % 2 == 0,
+            "use an even number: its halves are the two directions of the encoder",
+        )
+        self._require("gate_threshold", 0 < self.gate_threshold < 1, "use a value in (0, 1)")
+        self._require(
+            "win_length",
+            self.win_length <= self.filter_length,
+            f"use at most filter_length={self.filter_length}",
+        )
+        self._require(
+            "hop_length",
+            self.hop_length <= self.win_length,
+            f"use at most win_length={self.win_length}",
+        )
+        self._require(
+            "mel_fmax",
+            self.mel_fmin < self.mel_fmax <= self.sampling_rate / 2,
+            f"use a value above mel_fmin={self.mel_fmin} up to {self.sampling_rate / 2} Hz",
+        )
+        if self.batch_capacity or self.batch_capacity_seconds:
+            name = "batch_capacity" if self.batch_capacity else "batch_capacity_seconds"
+            self._require(
+                name, self.dynamic_batch_size, "set dynamic_batch_size=True, which reads it"
+            )
+            self._require(
+                name,
+                not (self.batch_capacity and self.batch_capacity_seconds),
+                "give the capacity in frames or in seconds, not both",
+            )
+
+    def _require(self, name: str, ok: bool, fix: str) -> None:
+        if not ok:
+            self._refuse(name, fix)
+
+    def _refuse(self, name: str, fix: str) -> None:
+        raise UserError(f"setting {name}={getattr(self, name)}: {fix}")
+
+
+PRESETS = {
+    "paper": {},  # the defaults above
+    # The mel that NVIDIA's Tacotron 2, WaveGlow and HiFi-GAN share.
+    "nvidia": {"hop_length": 256, "win_length": 1024, "filter_length": 1024},
+}
+
+
+def create_hparams(overrides: str = "", preset: str = "paper") -> HParams:
+    """Settings of ``preset`` with ``name=value`` pairs, separated by commas, put over them.
+
+    Values: ``batch_size=32``, ``lrf=1e-1``, ``cache_mels=False``, ``data_dir=/a/b`` or
+    ``data_dir='a, b'``, ``ignore_layers=[embedding.weight,postnet]``.
+
+    Raises:
+        UserError: an unknown preset or name (the nearest one is suggested), a value of the
+            wrong type, or an impossible one.
+    """
+    if preset not in PRESETS:
+        raise UserError(f"--preset {preset}: unknown; use one of {', '.join(PRESETS)}")
+    fields = {field.name: field.type for field in dataclasses.fields(HParams)}
+    values = dict(PRESETS[preset])
+    given = set()
+    for pair in _split(overrides):
+        name, equals, text = (part.strip() for part in pair.partition("="))
+        if not equals or not name:
+            raise UserError(f"--hparams: '{pair.strip()}' is not name=value; separate with commas")
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
+            hint = f"did you mean '{near[0]}'?" if near else "README.md lists the settings"
+            raise UserError(f"--hparams: unknown setting '{name}'; {hint}")
+        if name in given:
+            raise UserError(f"--hparams: setting '{name}' is given twice; keep one")
+        given.add(name)
+        values[name] = _parse(name, text, fields[name])
+    return HParams(**values)
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas that are outside quotes and brackets."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in "[(":
+            depth += 1
+        elif character in "])":
+            depth -= 1
+        elif character == "," and depth == 0:
+            parts.append("")
+            continue
+        parts[-1] += character
+    if quote or depth:
+        raise UserError(f"--hparams: unbalanced quotes or brackets in '{text}'")
+    return [part for part in parts if part.strip()]
+
+
+def _parse(name: str, text: str, kind: type) -> object:
+    """``text`` as a value of the field's type."""
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        if kind is int:
+            if not re.fullmatch(r"[+-]?\d+", text):
+                raise ValueError
+            return int(text)
+        if kind is float:
+            return float(text)
+        if kind is str:
+            return _unquote(text)
+        items = text[1:-1] if text[:1] + text[-1:] in ("[]", "()") else text  # tuple[str, ...]
+        return tuple(_unquote(item.strip()) for item in _split(items))
+    except (KeyError, ValueError, SyntaxError):
+        wanted = {bool: "True or False", int: "a whole number", float: "a number"}
+        raise UserError(
+            f"--hparams: {name}={text} is not valid; use {wanted.get(kind, 'a quoted string')}"
+        ) from None
+
+
+def _unquote(text: str) -> str:
+    return ast.literal_eval(text) if text[:1] in ("'", '"') else text
