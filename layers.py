@@ -1,0 +1,80 @@
+"""Small modules with parameters, named as NVIDIA names them, and the log-mel spectrogram."""
+
+from typing import Any
+
+import librosa
+import torch
+from torch import Tensor, nn
+
+
+class LinearNorm(nn.Module):
+    """Linear layer with Xavier-uniform weights for the nonlinearity ``gain`` that follows it."""
+
+    def __init__(self, in_dim: int, out_dim: int, bias: bool = True, gain: str = "linear") -> None:
+        super().__init__()
+        self.linear_layer = nn.Linear(in_dim, out_dim, bias=bias)
+        nn.init.xavier_uniform_(self.linear_layer.weight, nn.init.calculate_gain(gain))
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., in_dim) -> (..., out_dim)
+        return self.linear_layer(x)
+
+
+class ConvNorm(nn.Module):
+    """Length-preserving 1-D convolution with Xavier-uniform weights, initialised likewise."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        bias: bool = True,
+        gain: str = "linear",
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(in_channels, out_channels, kernel_size, padding="same", bias=bias)
+        nn.init.xavier_uniform_(self.conv.weight, nn.init.calculate_gain(gain))
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, in_channels, T) -> (B, out_channels, T)
+        return self.conv(x)
+
+
+class MelSpectrogram(nn.Module):
+    """Natural-log mel magnitudes, the frames centred on every ``hop_length``-th sample.
+
+    With ``hparams`` of preset ``nvidia`` this is the spectrogram that NVIDIA's Tacotron 2,
+    WaveGlow and HiFi-GAN share: Slaney's mel scale and norm, reflect padding, floor 1e-5.
+    """
+
+    def __init__(self, hparams: Any) -> None:
+        super().__init__()
+        self.n_fft, self.hop_length = hparams.filter_length, hparams.hop_length
+        self.register_buffer("window", torch.hann_window(hparams.win_length))
+        basis = librosa.filters.mel(
+            sr=hparams.sampling_rate,
+            n_fft=hparams.filter_length,
+            n_mels=hparams.n_mel_channels,
+            fmin=hparams.mel_fmin,
+            fmax=hparams.mel_fmax,
+        )
+        self.register_buffer("mel_basis", torch.from_numpy(basis))  # (n_mels, n_fft / 2 + 1)
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        """Log-mels of float samples in [-1, 1].
+
+        Args:
+            waveform: (n_samples,) or (B, n_samples), more than ``filter_length / 2`` samples.
+
+        Returns:
+            (..., n_mels, n_samples // hop_length + 1)
+        """
+        spectrum = torch.stft(
+            waveform,
+            self.n_fft,
+            self.hop_length,
+            self.window.numel(),
+            self.window,
+            center=True,
+            pad_mode="reflect",
+            return_complex=True,
+        )  # (..., n_fft / 2 + 1, T_out)
+        return torch.log(torch.clamp(self.mel_basis @ spectrum.abs(), min=1e-5))

@@ -1,0 +1,363 @@
+"""Tacotron 2 (Shen et al. 2018), with the mathematics and parameter names of NVIDIA's code.
+
+Its published weights load with ``load_state_dict(..., strict=True)``. Decoder state is passed
+from step to step, never kept on a module.
+"""
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+
+from layers import ConvNorm, LinearNorm
+
+
+class Output(NamedTuple):
+    """What the model makes of a batch in teacher forcing."""
+
+    mel: Tensor  # (B, n_mels, T_out) log-mels before the postnet
+    mel_postnet: Tensor  # (B, n_mels, T_out) and after it
+    gate: Tensor  # (B, T_out) logits of "this is the last frame, or beyond it"
+    alignment: Tensor  # (B, T_out, T_in) attention weights; each row sums to 1
+
+
+class InferenceOutput(NamedTuple):
+    """What the model makes of text alone. Beyond ``mel_lengths`` as masked in training."""
+
+    mel: Tensor  # (B, n_mels, T_out)
+    mel_postnet: Tensor  # (B, n_mels, T_out)
+    gate: Tensor  # (B, T_out)
+    alignment: Tensor  # (B, T_out, T_in)
+    mel_lengths: Tensor  # (B,)
+    stopped: Tensor  # (B,) False where max_decoder_steps cut the clip off
+
+
+class DecoderState(NamedTuple):
+    """All that one decoder step hands to the next."""
+
+    attention_hidden: Tensor  # (B, D_attention_rnn)
+    attention_cell: Tensor  # (B, D_attention_rnn)
+    decoder_hidden: Tensor  # (B, D_decoder_rnn)
+    decoder_cell: Tensor  # (B, D_decoder_rnn)
+    weights: Tensor  # (B, T_in)
+    weights_sum: Tensor  # (B, T_in) over all steps so far
+    context: Tensor  # (B, D_encoder)
+
+
+class Prenet(nn.Module):
+    """Bottleneck on the previous frame. Its dropout stays on, in inference too."""
+
+    def __init__(self, hparams: Any) -> None:
+        super().__init__()
+        dims = [hparams.n_mel_channels, hparams.prenet_dim, hparams.prenet_dim]
+        self.p_dropout = hparams.p_prenet_dropout
+        self.layers = nn.ModuleList(LinearNorm(dims[i], dims[i + 1], bias=False) for i in range(2))
+
+    def forward(self, frames: Tensor) -> Tensor:  # (..., n_mels) -> (..., D_prenet)
+        for linear in self.layers:
+            frames = F.dropout(F.relu(linear(frames)), self.p_dropout, training=True)
+        return frames
+
+
+class LocationLayer(nn.Module):
+    """Features of where attention was and has been."""
+
+    def __init__(self, hparams: Any) -> None:
+        super().__init__()
+        n_filters = hparams.attention_location_n_filters
+        self.location_conv = ConvNorm(
+            2, n_filters, hparams.attention_location_kernel_size, bias=False
+        )
+        self.location_dense = LinearNorm(n_filters, hparams.attention_dim, bias=False, gain="tanh")
+
+    def forward(self, weights: Tensor) -> Tensor:  # (B, 2, T_in) -> (B, T_in, D_attention)
+        return self.location_dense(self.location_conv(weights).transpose(1, 2))
+
+
+class Attention(nn.Module):
+    """Location-sensitive attention (Chorowski et al. 2015)."""
+
+    def __init__(self, hparams: Any) -> None:
+        super().__init__()
+        dim = hparams.attention_dim
+        self.query_layer = LinearNorm(hparams.attention_rnn_dim, dim, bias=False, gain="tanh")
+        self.memory_layer = LinearNorm(hparams.encoder_embedding_dim, dim, bias=False, gain="tanh")
+        self.v = LinearNorm(dim, 1, bias=False)
+        self.location_layer = LocationLayer(hparams)
+
+    def forward(
+        self, query: Tensor, memory: Tensor, keys: Tensor, weights: Tensor, padding: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One step.
+
+        Args:
+            query: (B, D_attention_rnn)
+            memory: (B, T_in, D_encoder)
+            keys: (B, T_in, D_attention), ``memory_layer(memory)``
+            weights: (B, 2, T_in), of the last step and summed over all steps
+            padding: (B, T_in), True beyond a text's end
+
+        Returns:
+            context (B, D_encoder), weights (B, T_in)
+        """
+        features = self.query_layer(query)[:, None] + self.location_layer(weights) + keys
+        energies = self.v(torch.tanh(features)).squeeze(2)  # (B, T_in)
+        weights = F.softmax(energies.masked_fill(padding, -math.inf), dim=1)
+        return torch.bmm(weights[:, None], memory).squeeze(1), weights
+
+
+class Encoder(nn.Module):
+    """Three convolutions and a bidirectional LSTM over the characters."""
+
+    def __init__(self, hparams: Any) -> None:
+        super().__init__()
+        dims = [hparams.symbols_embedding_dim]
+        dims += [hparams.encoder_embedding_dim] * hparams.encoder_n_convolutions
+        self.p_dropout = hparams.p_encoder_dropout
+        self.convolutions = nn.ModuleList(
+            nn.Sequential(
+                ConvNorm(dims[i], dims[i + 1], hparams.encoder_kernel_size, gain="relu"),
+                nn.BatchNorm1d(dims[i + 1]),
+            )
+            for i in range(hparams.encoder_n_convolutions)
+        )
+        self.lstm = nn.LSTM(dims[-1], dims[-1] // 2, batch_first=True, bidirectional=True)
+
+    def forward(self, embedded: Tensor, lengths: Tensor) -> Tensor:
+        """(B, D_symbols, T_in) and descending lengths (B,) -> (B, T_in, D_encoder)."""
+        x = embedded
+        for convolution in self.convolutions:
+            x = F.dropout(F.relu(convolution(x)), self.p_dropout, self.training)
+        packed = pack_padded_sequence(x.transpose(1, 2), lengths.cpu(), batch_first=True)
+        memory, _ = pad_packed_sequence(
+            self.lstm(packed)[0], batch_first=True, total_length=x.size(2)
+        )
+        return memory
+
+
+class Decoder(nn.Module):
+    """Two LSTMs around the attention: one step makes one mel frame."""
+
+    def __init__(self, hparams: Any) -> None:
+        super().__init__()
+        self.n_mels = hparams.n_mel_channels
+        self.attention_rnn_dim = hparams.attention_rnn_dim
+        self.decoder_rnn_dim = hparams.decoder_rnn_dim
+        self.p_attention_dropout = hparams.p_attention_dropout
+        self.p_decoder_dropout = hparams.p_decoder_dropout
+        context_dim = hparams.encoder_embedding_dim
+        self.prenet = Prenet(hparams)
+        self.attention_rnn = nn.LSTMCell(hparams.prenet_dim + context_dim, self.attention_rnn_dim)
+        self.attention_layer = Attention(hparams)
+        self.decoder_rnn = nn.LSTMCell(self.attention_rnn_dim + context_dim, self.decoder_rnn_dim)
+        self.linear_projection = LinearNorm(self.decoder_rnn_dim + context_dim, self.n_mels)
+        self.gate_layer = LinearNorm(self.decoder_rnn_dim + context_dim, 1, gain="sigmoid")
+
+    def initial_state(self, memory: Tensor) -> DecoderState:
+        """Zeros, for memory (B, T_in, D_encoder)."""
+        B, T_in, context_dim = memory.shape
+        attention, decoder = self.attention_rnn_dim, self.decoder_rnn_dim
+        sizes = (attention, attention, decoder, decoder, T_in, T_in, context_dim)
+        return DecoderState(*(memory.new_zeros(B, size) for size in sizes))
+
+    def step(
+        self, frame: Tensor, state: DecoderState, memory: Tensor, keys: Tensor, padding: Tensor
+    ) -> DecoderState:
+        """From the prenet's output on the previous frame (B, D_prenet) to the next state."""
+        attention_hidden, attention_cell = self.attention_rnn(
+            torch.cat((frame, state.context), 1), (state.attention_hidden, state.attention_cell)
+        )
+        attention_hidden = F.dropout(attention_hidden, self.p_attention_dropout, self.training)
+        context, weights = self.attention_layer(
+            attention_hidden,
+            memory,
+            keys,
+            torch.stack((state.weights, state.weights_sum), 1),
+            padding,
+        )
+        decoder_hidden, decoder_cell = self.decoder_rnn(
+            torch.cat((attention_hidden, context), 1), (state.decoder_hidden, state.decoder_cell)
+        )
+        # The hidden states that are carried on are the dropped-out ones, as in NVIDIA's code.
+        decoder_hidden = F.dropout(decoder_hidden, self.p_decoder_dropout, self.training)
+        return DecoderState(
+            attention_hidden,
+            attention_cell,
+            decoder_hidden,
+            decoder_cell,
+            weights,
+            state.weights_sum + weights,
+            context,
+        )
+
+    def project(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., D_decoder_rnn + D_encoder) -> mel frames (..., n_mels), gate logits (...)."""
+        return self.linear_projection(features), self.gate_layer(features).squeeze(-1)
+
+    def forward(
+        self, memory: Tensor, mel: Tensor, padding: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Teacher forcing: every step is given the true previous frame.
+
+        Args:
+            memory: (B, T_in, D_encoder)
+            mel: (B, n_mels, T_out), the targets
+            padding: (B, T_in), True beyond a text's end
+
+        Returns:
+            mel (B, n_mels, T_out), gate logits (B, T_out), alignment (B, T_out, T_in)
+        """
+        frames = F.pad(mel, (1, -1)).permute(2, 0, 1)  # (T_out, B, n_mels), the first is zeros
+        frames = self.prenet(frames)  # (T_out, B, D_prenet)
+        keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
+        state = self.initial_state(memory)
+        features, alignment = [], []
+        for frame in frames.unbind():
+            state = self.step(frame, state, memory, keys, padding)
+            features.append(torch.cat((state.decoder_hidden, state.context), 1))
+            alignment.append(state.weights)
+        mel, gate = self.project(torch.stack(features, 1))  # (B, T_out, n_mels), (B, T_out)
+        return mel.transpose(1, 2), gate, torch.stack(alignment, 1)
+
+
+class Postnet(nn.Module):
+    """Five convolutions whose output is added to the mel."""
+
+    def __init__(self, hparams: Any) -> None:
+        super().__init__()
+        n = hparams.postnet_n_convolutions
+        dims = [hparams.n_mel_channels, *[hparams.postnet_embedding_dim] * (n - 1)]
+        dims += [hparams.n_mel_channels]
+        self.p_dropout = hparams.p_postnet_dropout
+        self.convolutions = nn.ModuleList(
+            nn.Sequential(
+                ConvNorm(
+                    dims[i],
+                    dims[i + 1],
+                    hparams.postnet_kernel_size,
+                    gain="linear" if i == n - 1 else "tanh",
+                ),
+                nn.BatchNorm1d(dims[i + 1]),
+            )
+            for i in range(n)
+        )
+
+    def forward(self, mel: Tensor) -> Tensor:  # (B, n_mels, T_out) -> (B, n_mels, T_out)
+        for convolution in self.convolutions[:-1]:
+            mel = F.dropout(torch.tanh(convolution(mel)), self.p_dropout, self.training)
+        return F.dropout(self.convolutions[-1](mel), self.p_dropout, self.training)
+
+
+class Tacotron2(nn.Module):
+    """Characters to log-mels. ``hparams`` gives every size and dropout rate."""
+
+    def __init__(self, hparams: Any) -> None:
+        super().__init__()
+        self.mask_padding = hparams.mask_padding
+        self.gate_threshold = hparams.gate_threshold
+        self.max_decoder_steps = hparams.max_decoder_steps
+        self.embedding = nn.Embedding(hparams.n_symbols, hparams.symbols_embedding_dim)
+        bound = math.sqrt(6 / (hparams.n_symbols + hparams.symbols_embedding_dim))
+        nn.init.uniform_(self.embedding.weight, -bound, bound)
+        self.encoder = Encoder(hparams)
+        self.decoder = Decoder(hparams)
+        self.postnet = Postnet(hparams)
+
+    def forward(self, batch: Any) -> Output:
+        """Teacher forcing.
+
+        Args:
+            batch: ``text`` (B, T_in) int64, ``text_lengths`` (B,) descending, ``mel``
+                (B, n_mels, T_out), ``mel_lengths`` (B,).
+        """
+        embedded = self.embedding(batch.text).transpose(1, 2)  # (B, D_symbols, T_in)
+        memory = self.encoder(embedded, batch.text_lengths)  # (B, T_in, D_encoder)
+        padding = _padding(batch.text_lengths, batch.text.size(1))  # (B, T_in)
+        mel, gate, alignment = self.decoder(memory, batch.mel, padding)
+        mel_postnet = mel + self.postnet(mel)  # (B, n_mels, T_out)
+        if self.mask_padding:
+            # Out of place: NVIDIA's code writes the mask into the tensor that the postnet's
+            # first convolution has saved for backward, so its gradient there is wrong.
+            padding = _padding(batch.mel_lengths, mel.size(2))  # (B, T_out)
+            mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, padding)
+        return Output(mel, mel_postnet, gate, alignment)
+
+    @torch.inference_mode()
+    def inference(self, text: Tensor, text_lengths: Tensor | None = None) -> InferenceOutput:
+        """Decode freely until every clip's gate opens, at most ``max_decoder_steps`` frames.
+
+        A clip's result does not depend on the others in the batch (but for the prenet's
+        dropout noise). Clips that never stop are named in a warning and in ``stopped``.
+
+        Args:
+            text: (B, T_in) int64, on the model's device
+            text_lengths: (B,), in any order; None: all of them T_in
+        """
+        if self.training:
+            raise ValueError("the model is in training mode; call model.eval() before inference")
+        B, T_in = text.shape
+        lengths = [T_in] * B if text_lengths is None else text_lengths.tolist()
+        # Convolutions look across a clip's end, so whatever has some runs clip by clip.
+        memories = [
+            self.encoder(
+                self.embedding(text[i : i + 1, :n]).transpose(1, 2), torch.tensor([n])
+            ).squeeze(0)
+            for i, n in enumerate(lengths)
+        ]
+        memory = pad_sequence(memories, batch_first=True)  # (B, T_in, D_encoder)
+        padding = _padding(torch.tensor(lengths, device=text.device), memory.size(1))
+        keys = self.decoder.attention_layer.memory_layer(memory)
+        state = self.decoder.initial_state(memory)
+        frame = memory.new_zeros(B, self.decoder.n_mels)
+        mel_lengths = torch.full((B,), self.max_decoder_steps, device=text.device)
+        stopped = torch.zeros(B, dtype=torch.bool, device=text.device)
+        frames, gates, alignment = [], [], []
+        for t in range(self.max_decoder_steps):
+            state = self.decoder.step(self.decoder.prenet(frame), state, memory, keys, padding)
+            frame, gate = self.decoder.project(torch.cat((state.decoder_hidden, state.context), 1))
+            frames.append(frame)
+            gates.append(gate)
+            alignment.append(state.weights)
+            opens = ~stopped & (torch.sigmoid(gate) > self.gate_threshold)
+            mel_lengths[opens] = t + 1
+            stopped |= opens
+            if stopped.all():
+                break
+        if not stopped.all():
+            clips = ", ".join(str(i) for i in torch.nonzero(~stopped).flatten().tolist())
+            warnings.warn(
+                f"{int((~stopped).sum())} of {B} clips did not stop within max_decoder_steps="
+                f"{self.max_decoder_steps} frames: {clips} (counted from 0); is the model "
+                "trained, and the text no longer than its training texts?",
+                stacklevel=2,
+            )
+        mel = torch.stack(frames, 2)  # (B, n_mels, T_out)
+        residuals = [self.postnet(mel[i : i + 1, :, :n]) for i, n in enumerate(mel_lengths)]
+        mel_postnet = mel.clone()
+        for i, residual in enumerate(residuals):
+            mel_postnet[i, :, : residual.size(2)] += residual[0]
+        padding = _padding(mel_lengths, mel.size(2))
+        mel, mel_postnet, gate = _mask(mel, mel_postnet, torch.stack(gates, 1), padding)
+        return InferenceOutput(
+            mel, mel_postnet, gate, torch.stack(alignment, 1), mel_lengths, stopped
+        )
+
+
+def _padding(lengths: Tensor, n: int) -> Tensor:
+    """(B,) lengths to (B, n) booleans, True beyond each."""
+    return torch.arange(n, device=lengths.device) >= lengths[:, None]
+
+
+def _mask(
+    mel: Tensor, mel_postnet: Tensor, gate: Tensor, padding: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Beyond each clip's end: mels 0, and a gate that is surely open."""
+    return (
+        mel.masked_fill(padding[:, None], 0),
+        mel_postnet.masked_fill(padding[:, None], 0),
+        gate.masked_fill(padding, 1e3),
+    )
