@@ -3,6 +3,7 @@
 from typing import Any
 
 import librosa
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -78,3 +79,22 @@ class MelSpectrogram(nn.Module):
             return_complex=True,
         )  # (..., n_fft / 2 + 1, T_out)
         return torch.log(torch.clamp(self.mel_basis @ spectrum.abs(), min=1e-5))
+
+
+def griffin_lim(mel: Tensor, hparams: Any) -> np.ndarray:
+    """Samples (n_samples,) float32 in [-1, 1] whose log-mel is close to ``mel`` (n_mels, T_out).
+
+    Phases come from 60 iterations of Griffin and Lim (1984): intelligible, not natural.
+    """
+    samples = librosa.feature.inverse.mel_to_audio(
+        torch.exp(mel.double()).cpu().numpy(),
+        sr=hparams.sampling_rate,
+        n_fft=hparams.filter_length,
+        hop_length=hparams.hop_length,
+        win_length=hparams.win_length,
+        power=1.0,
+        n_iter=60,
+        fmin=hparams.mel_fmin,
+        fmax=hparams.mel_fmax,
+    )
+    return (samples / max(1.0, np.abs(samples).max())).astype(np.float32)

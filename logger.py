@@ -1,0 +1,150 @@
+"""What a run leaves behind: TensorBoard curves, pictures and audio, and ``metrics.jsonl``."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import soundfile
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from hparams import HParams
+from layers import griffin_lim
+
+
+class Sample(NamedTuple):
+    """One validation clip, cropped to its real lengths."""
+
+    text: str
+    mel: Tensor  # (n_mels, T_out) target
+    mel_postnet: Tensor  # (n_mels, T_out) predicted in teacher forcing
+    gate: Tensor  # (T_out,) predicted logits
+    alignment: Tensor  # (T_out, T_in)
+
+
+class RunLogger:
+    """Writes ``metrics.jsonl`` and ``sample/`` in ``output_dir``, and TensorBoard's in ``log_dir``.
+
+    Args:
+        epoch, step: where the run starts, or goes on: what a broken run logged from there on
+            is dropped, so that nothing stands twice.
+    """
+
+    def __init__(self, output_dir: Path, log_dir: Path, epoch: int = 0, step: int = 0) -> None:
+        self.sample_dir = output_dir / "sample"
+        self.sample_dir.mkdir(parents=True, exist_ok=True)
+        path = output_dir / "metrics.jsonl"
+        kept = []
+        if path.exists():
+            lines = path.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if json.loads(line)["epoch"] < epoch]
+        self.metrics = open(path, "w")
+        self.metrics.writelines(kept)
+        self.tensorboard = SummaryWriter(log_dir, purge_step=step)
+
+    def log(self, event: str, epoch: int, step: int, values: dict[str, float]) -> None:
+        """Scalars of one ``event``: "step" (training), "epoch" or "validation"."""
+        record = {"event": event, "epoch": epoch, "step": step, **values}
+        self.metrics.write(json.dumps(record) + "\n")
+        folder = "training" if event == "step" else event
+        for name, value in values.items():
+            self.tensorboard.add_scalar(f"{folder}/{name}", value, step)
+        if event != "step":
+            self.metrics.flush()
+
+    def log_sample(self, sample: Sample, step: int, hparams: HParams) -> None:
+        """Pictures of a clip, and what its predicted mel sounds like; the latest also as files."""
+        frame = hparams.hop_length / hparams.sampling_rate  # seconds
+        for name, figure in (
+            ("alignment", draw_alignment(sample, frame)),
+            ("mel", draw_mels(sample, frame)),
+            ("gate", draw_gate(sample, frame)),
+        ):
+            figure.savefig(self.sample_dir / f"{name}.png")
+            self.tensorboard.add_figure(f"sample/{name}", figure, step)
+        samples = griffin_lim(sample.mel_postnet, hparams)
+        soundfile.write(self.sample_dir / "predicted.wav", samples, hparams.sampling_rate)
+        self.tensorboard.add_audio("sample/predicted", samples, step, hparams.sampling_rate)
+        self.tensorboard.add_text("sample/text", sample.text, step)
+        self.tensorboard.flush()
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.tensorboard.close()
+
+
+def alignment_scores(
+    alignment: Tensor, text_lengths: Tensor, mel_lengths: Tensor, band: float = 0.1
+) -> tuple[Tensor, Tensor]:
+    """How much attention looks like reading aloud, per clip, each (B,) in [0, 1].
+
+    Args:
+        alignment: (B, T_out, T_in)
+        text_lengths, mel_lengths: (B,)
+        band: half width of the diagonal, as a share of the text
+
+    Returns:
+        diagonality: the share of attention within the band (1: on the diagonal; about
+        2 x band: anywhere). focus: the mean over frames of the largest weight.
+    """
+    t = torch.arange(alignment.size(1), device=alignment.device)[None, :, None]
+    n = torch.arange(alignment.size(2), device=alignment.device)[None, None, :]
+    real = t < mel_lengths[:, None, None]
+    near = (n / text_lengths[:, None, None] - t / mel_lengths[:, None, None]).abs() <= band
+    diagonality = (alignment * (near & real)).sum((1, 2)) / mel_lengths
+    focus = (alignment * real).amax(2).sum(1) / mel_lengths
+    return diagonality, focus
+
+
+# Figures, on matplotlib's object interface: no global state, no display
+
+
+def _figure(height: float, rows: int = 1) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(8, height), dpi=100, layout="constrained")
+    return figure, figure.subplots(rows, squeeze=False, sharex=True)[:, 0]
+
+
+def draw_alignment(sample: Sample, frame: float) -> Figure:
+    """Attention weights over time; ``frame`` in seconds."""
+    figure, (axes,) = _figure(4)
+    T_out, T_in = sample.alignment.shape
+    image = axes.imshow(
+        sample.alignment.T, aspect="auto", origin="lower", extent=(0, T_out * frame, 0, T_in)
+    )
+    figure.colorbar(image, label="attention weight")
+    axes.set(xlabel="time (s)", ylabel="character", title=_shorten(sample.text))
+    return figure
+
+
+def draw_mels(sample: Sample, frame: float) -> Figure:
+    """Target above prediction, in one range of colours."""
+    figure, rows = _figure(5, 2)
+    low, high = float(sample.mel.min()), float(sample.mel.max())
+    for axes, mel, title in zip(
+        rows, (sample.mel, sample.mel_postnet), ("target", "predicted"), strict=True
+    ):
+        n_mels, T_out = mel.shape
+        image = axes.imshow(
+            mel, aspect="auto", origin="lower", vmin=low, vmax=high, cmap="magma",
+            extent=(0, T_out * frame, 0, n_mels),
+        )  # fmt: skip
+        axes.set(ylabel="mel channel", title=title)
+    rows[-1].set_xlabel("time (s)")
+    figure.colorbar(image, ax=rows, label="ln magnitude")
+    return figure
+
+
+def draw_gate(sample: Sample, frame: float) -> Figure:
+    """Probability that a frame is the last."""
+    figure, (axes,) = _figure(2.5)
+    probability = torch.sigmoid(sample.gate).numpy()
+    axes.plot(np.arange(len(probability)) * frame, probability)
+    axes.set(xlabel="time (s)", ylabel="stop probability", ylim=(-0.05, 1.05))
+    return figure
+
+
+def _shorten(text: str, n: int = 90) -> str:
+    return text if len(text) <= n else f"{text[: n - 1]}…"

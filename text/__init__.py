@@ -1,0 +1,109 @@
+"""Text to symbol ids and back.
+
+    ids = text_to_sequence("Turn left on {HH AW1 S S T AH0 N} Street.", ["english_cleaners"])
+
+What stands in braces is read as ARPAbet, CMUdict's phones with spaces between; cleaners see the
+rest. The package stands alone: it needs only Unidecode and inflect.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from .cleaners import CLEANERS
+from .symbols import ARPABET_MARK, PAD, arpabet, symbols
+
+__all__ = ["clean_text", "sequence_to_text", "symbols", "text_to_sequence", "unknown_characters"]
+
+_id_of = {symbol: i for i, symbol in enumerate(symbols)}
+_readable = {symbol for symbol in symbols if len(symbol) == 1} - {PAD}
+
+# Braces with nothing inside, and those not closed, are characters like any other.
+_BRACES = re.compile(r"\{\s*([^{}\s][^{}]*)\}")
+
+
+def text_to_sequence(text: str, cleaners: Sequence[str]) -> list[int]:
+    """Ids of the cleaned ``text``. Characters that are no symbol are left out, silently: ask
+    :func:`unknown_characters` which.
+
+    Raises:
+        ValueError: an unknown cleaner, or an unknown phone in braces.
+    """
+    sequence = []
+    for characters, phones in _pieces(text):
+        sequence += [_id_of[c] for c in _clean(characters, cleaners) if c in _readable]
+        sequence += [_id_of[ARPABET_MARK + phone] for phone in phones]
+    return sequence
+
+
+def sequence_to_text(sequence: Iterable[int]) -> str:
+    """The symbols of ``sequence`` as text: phones in braces, padding as ``_``.
+
+    Raises:
+        ValueError: an id that is no symbol's.
+    """
+    text = ""
+    for i in sequence:
+        if not 0 <= i < len(symbols):
+            raise ValueError(f"id {i} is no symbol's; use 0 to {len(symbols) - 1}")
+        symbol = symbols[i]
+        text += f"{{{symbol[1:]}}}" if symbol.startswith(ARPABET_MARK) else symbol
+    return text.replace("}{", " ")
+
+
+def clean_text(text: str, cleaners: Sequence[str]) -> str:
+    """``text`` after the named cleaners, one after the other, with its ARPAbet as it stood.
+
+    Raises:
+        ValueError: an unknown cleaner, or an unknown phone in braces.
+    """
+    cleaned = ""
+    for characters, phones in _pieces(text):
+        cleaned += _clean(characters, cleaners)
+        cleaned += f"{{{' '.join(phones)}}}" if phones else ""
+    return cleaned
+
+
+def unknown_characters(text: str, cleaners: Sequence[str]) -> set[str]:
+    """Characters of ``text`` that its ids leave out: those that are no symbol after cleaning,
+    and those a cleaner turns to nothing. Each is given as it stands in ``text``.
+
+    Accents and invisible formatting that a cleaner removes are no loss, and not among them.
+
+    Raises:
+        ValueError: an unknown cleaner, or an unknown phone in braces.
+    """
+    unknown = set()
+    for characters, _ in _pieces(text):
+        left_out = set(_clean(characters, cleaners)) - _readable
+        for character in set(characters) - _readable:
+            alone = _clean(character, cleaners)
+            silent = not alone and unicodedata.category(character) not in ("Mn", "Me", "Cf")
+            if silent or not left_out.isdisjoint(alone):
+                unknown.add(character)
+    return unknown
+
+
+def _clean(text: str, cleaners: Sequence[str]) -> str:
+    for name in cleaners:
+        if name not in CLEANERS:
+            raise ValueError(f"text cleaner {name!r} is unknown; use one of {', '.join(CLEANERS)}")
+        text = CLEANERS[name](text)
+    return text
+
+
+def _pieces(text: str) -> list[tuple[str, list[str]]]:
+    """(characters, the phones in braces that follow them) from the start of ``text`` to its end."""
+    parts = [*_BRACES.split(text), ""]  # the last characters are followed by no phones
+    pieces = [
+        (characters, phones.split())
+        for characters, phones in zip(parts[::2], parts[1::2], strict=True)
+    ]
+    for _, phones in pieces:
+        for phone in phones:
+            if phone not in arpabet:
+                raise ValueError(
+                    f"{phone!r} in braces is no ARPAbet phone; use CMUdict's, apart by spaces and "
+                    "vowels with stress 0, 1 or 2 or none: {HH AH0 L OW1}"
+                )
+    return pieces

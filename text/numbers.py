@@ -1,0 +1,126 @@
+"""Digits as English words: years, sums of money, decimals, ordinals and the rest."""
+
+import functools
+import re
+
+import inflect
+
+_engine = inflect.engine()  # slow to make, so made once
+
+MAX_DIGITS = 15  # beyond hundreds of trillions, and where a zero leads: digit by digit
+CURRENCIES = {  # sign: one, several, one hundredth, several hundredths
+    "$": ("dollar", "dollars", "cent", "cents"),
+    "£": ("pound", "pounds", "penny", "pence"),
+    "€": ("euro", "euros", "cent", "cents"),
+    "¥": ("yen", "yen", "sen", "sen"),
+}
+_SCALES = {"k": "thousand", "m": "million", "bn": "billion"}
+_FRACTIONS = {
+    "1/2": "one half",
+    "1/3": "one third",
+    "2/3": "two thirds",
+    "1/4": "one quarter",
+    "3/4": "three quarters",
+}
+
+# [0-9] and never \d, which also takes digits of other scripts. Groups are of three digits, or
+# of two before the last as in India; a list such as 1,2,3 is no number.
+_N = r"(?<![0-9])(?:(?<![0-9],)[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}(?![0-9])|[0-9]+)"
+_SUM = f"[{''.join(CURRENCIES)}]"  # what a sum of money starts with
+
+_BESIDE_LETTER = re.compile(
+    rf"(?<=[a-z])(?={_SUM}?[0-9])|(?<=[0-9])(?=[a-z])(?!(?:st|nd|rd|th|s)\b)"
+)
+_FEET = re.compile(r"(?<=[0-9]) ft\.")
+_NUMBER_SIGN = re.compile(r"# ?(?=[0-9])")
+_FRACTION = re.compile(rf"(?<![0-9/.,])(?:({_N}) )?({'|'.join(_FRACTIONS)})(?![0-9/])")
+# Only where nothing can be on its left: 1914-18, 3-4 and "5 -3" keep their hyphen.
+_MINUS = re.compile(rf"(?<![^\s(])(?<![0-9]\s)-(?={_SUM}?\.?[0-9])")
+_SIGN_LAST = re.compile(rf"({_N}(?:\.[0-9]+)?) ?({_SUM})(?! ?\.?[0-9])")
+_MONEY = re.compile(
+    rf"({_SUM}) ?(?=\.?[0-9])({_N})?(?:\.([0-9]+))?"
+    r"(?:[ -]?(hundred|thousand|million|billion|trillion|k|m|bn)\b)?"
+)
+_DECIMAL = re.compile(rf"(?:({_N})|(?<![\w.)]))\.([0-9]+)")
+_ORDINAL = re.compile(rf"({_N})(st|nd|rd|th)\b")
+_PLURAL = re.compile(rf"({_N})s\b")
+_NUMBER = re.compile(_N)
+
+
+def expand_numbers(text: str) -> str:
+    """``text``, in lower case, with its ASCII digits and sums of money in words. Never raises."""
+    text = _BESIDE_LETTER.sub(" ", text)  # mp3 is "mp three", not "mpthree"
+    text = _FEET.sub(" feet", text)  # elsewhere ft. is Fort
+    text = _NUMBER_SIGN.sub("number ", text)
+    text = _FRACTION.sub(_fraction, text)
+    text = _MINUS.sub("minus ", text)
+    text = _SIGN_LAST.sub(r"\2\1", text)
+    text = _MONEY.sub(_money, text)
+    text = _DECIMAL.sub(_decimal, text)
+    text = _ORDINAL.sub(lambda match: _ordinal(match[1].replace(",", ""), match[2]), text)
+    text = _PLURAL.sub(_plural, text)
+    return _NUMBER.sub(lambda match: _cardinal(match[0]), text)
+
+
+def _fraction(match: re.Match) -> str:
+    return (f"{match[1]} and " if match[1] else "") + _FRACTIONS[match[2]]
+
+
+def _money(match: re.Match) -> str:
+    """The sum with its units as words; the digits that remain are read later."""
+    sign, whole, fraction, scale = match.groups(default="")
+    one, several, hundredth, hundredths = CURRENCIES[sign]
+    if scale or len(fraction) > 2:
+        number = (whole or "0") + (f".{fraction}" if fraction else "")
+        return " ".join(filter(None, (number, _SCALES.get(scale, scale), several)))
+    whole = whole.lstrip("0,")
+    fraction = fraction.ljust(2, "0").lstrip("0")  # $1.5 is one dollar, fifty cents
+    parts = []
+    if whole:
+        parts.append(f"{whole} {one if whole == '1' else several}")
+    if fraction:
+        parts.append(f"{fraction} {hundredth if fraction == '1' else hundredths}")
+    return ", ".join(parts) or f"0 {several}"
+
+
+def _decimal(match: re.Match) -> str:
+    whole, fraction = match.groups(default="")
+    if len(fraction) > 2:  # .14 is "fourteen", .142 is no number of its own
+        fraction = _digits(fraction)
+    return f"{whole} point {fraction}".lstrip()
+
+
+def _plural(match: re.Match) -> str:
+    words = _cardinal(match[1])
+    if words.endswith("y"):  # 1980s
+        return words[:-1] + "ies"
+    return words + ("es" if words.endswith("x") else "s")
+
+
+@functools.lru_cache(maxsize=10_000)
+def _ordinal(number: str, suffix: str) -> str:
+    if len(number) > MAX_DIGITS:
+        return _digits(number) + suffix
+    return _engine.number_to_words(number + suffix)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _cardinal(number: str) -> str:
+    """Words of digits that may hold commas; without one, 1001 to 2999 is read as a year."""
+    digits = number.replace(",", "")
+    if len(digits) > MAX_DIGITS or (len(digits) > 1 and digits[0] == "0"):
+        return _digits(digits)
+    n = int(digits)
+    if 1000 < n < 3000 and n != 2000:
+        if n % 100 == 0:
+            return _engine.number_to_words(n // 100) + " hundred"
+        if "," not in number and 2000 < n < 2010:
+            return "two thousand " + _engine.number_to_words(n % 100)
+        if "," not in number:
+            pairs = _engine.number_to_words(n, andword="", zero="oh", group=2)
+            return pairs.replace(", ", " ")
+    return _engine.number_to_words(n, andword="")
+
+
+def _digits(digits: str) -> str:
+    return " ".join(map(_cardinal, digits))
