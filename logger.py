@@ -38,11 +38,12 @@ class RunLogger:
         self.sample_dir.mkdir(parents=True, exist_ok=True)
         path = output_dir / "metrics.jsonl"
         kept = []
-        if path.exists():
-            lines = path.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if json.loads(line)["epoch"] < epoch]
-        self.metrics = open(path, "w")
-        self.metrics.writelines(kept)
+        if epoch > 0 and path.exists():
+            kept = [line for line in path.read_text().splitlines(True) if _epoch(line) < epoch]
+        part = path.with_suffix(".part")
+        part.write_text("".join(kept))
+        part.replace(path)
+        self.metrics = path.open("a")
         self.tensorboard = SummaryWriter(log_dir, purge_step=step)
 
     def log(self, event: str, epoch: int, step: int, values: dict[str, float]) -> None:
@@ -74,6 +75,13 @@ class RunLogger:
     def close(self) -> None:
         self.metrics.close()
         self.tensorboard.close()
+
+
+def _epoch(line: str) -> float:
+    try:
+        return json.loads(line)["epoch"]
+    except ValueError:  # the line that a kill cut off
+        return float("inf")
 
 
 def alignment_scores(

@@ -12,8 +12,8 @@ import json
 import math
 import resource
 import sys
+import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -71,6 +71,7 @@ def main() -> None:
     last, best = args.output_dir / "checkpoint_last.pt", args.output_dir / "checkpoint_best.pt"
     if last.exists() and not args.resume:
         raise UserError(f"{args.output_dir}: holds a run; --resume it, or give another -o")
+    make_folder(args.output_dir)
     # A GPU's TF32 rounds inputs to 10 bits; cuDNN's would be on by default.
     torch.backends.cuda.matmul.allow_tf32 = hparams.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = hparams.precision == "tf32"
@@ -93,34 +94,39 @@ def main() -> None:
     )
 
     # Resume
-    epoch, step, best_loss = 0, 0, math.inf
+    first_epoch, step, best_loss = 0, 0, math.inf
     source = last if args.resume and last.exists() else args.checkpoint
     if source:
         state = load_checkpoint(source)
         ignored = hparams.ignore_layers if args.warm_start else ()
         load_weights(model, state, source, ignored)
         if "sampler" in state and not args.warm_start:
-            epoch, step, best_loss = state["sampler"]["epoch"], state["step"], state["best_loss"]
+            first_epoch, step, best_loss = (
+                state["sampler"]["epoch"],
+                state["step"],
+                state["best_loss"],
+            )
             sampler.load_state_dict(state["sampler"])
             optimizer.load_state_dict(state["optimizer"])
             optimizer.param_groups[0]["lr"] = hparams.learning_rate
             set_random_state(state["random_state"])
-    start_output(args.output_dir, hparams)
-    logger = RunLogger(args.output_dir, args.log_dir or args.output_dir / "logs", epoch, step)
+    settings = dataclasses.asdict(hparams)
+    (args.output_dir / "hparams.json").write_text(json.dumps(settings, indent=2) + "\n")
+    logger = RunLogger(args.output_dir, args.log_dir or args.output_dir / "logs", first_epoch, step)
     print(
         f"{torch.cuda.get_device_name() if device.type == 'cuda' else 'CPU'}, "
         f"{hparams.precision}; {sum(p.numel() for p in model.parameters()):,} parameters; "
         f"{len(train_clips):,} training and {len(val_clips):,} validation clips; "
-        f"{f'from {source}, ' if source else ''}epochs {epoch} to {hparams.epochs - 1}"
+        f"{f'from {source}, ' if source else ''}epochs {first_epoch} to {hparams.epochs - 1}"
     )
 
     # Epochs
-    for epoch in range(epoch, hparams.epochs):
+    for epoch in range(first_epoch, hparams.epochs):
         values, step = train_epoch(
             model, train_loader, loss_function, optimizer, hparams, epoch, step, logger
         )
         logger.log("epoch", epoch, step, values)
-        is_last = epoch == hparams.epochs - 1
+        is_last, is_best = epoch == hparams.epochs - 1, False
         if is_last or (epoch + 1) % hparams.epochs_per_validation == 0:
             values, sample = validate(model, val_loader, loss_function, device)
             logger.log("validation", epoch, step, values)
@@ -129,17 +135,18 @@ def main() -> None:
                 f"epoch {epoch}: validation loss {values['loss']:.4f}, masked "
                 f"{values['masked_loss']:.4f}, alignment {values['diagonality']:.2f}"
             )
+            is_best = values["loss"] < best_loss
+            best_loss = min(best_loss, values["loss"])
         state = {
             "state_dict": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "sampler": {"epoch": epoch + 1, "batch": 0},  # where to go on
             "step": step,
-            "best_loss": min(best_loss, values.get("loss", math.inf)),
+            "best_loss": best_loss,
             "random_state": random_state(),
-            "hparams": dataclasses.asdict(hparams),
+            "hparams": settings,
         }
-        if values.get("loss", math.inf) < best_loss:
-            best_loss = values["loss"]
+        if is_best:
             save_checkpoint(best, state)
         if is_last or (epoch + 1) % hparams.epochs_per_checkpoint == 0:
             save_checkpoint(last, state)
@@ -271,16 +278,12 @@ def take_sample(dataset: MelDataset, indices: list[int], batch: Batch, output: O
     )
 
 
-def start_output(output_dir: Path, hparams: HParams) -> None:
-    """Make the folder, with the settings in it."""
+def make_folder(path: Path) -> None:
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        settings = json.dumps(dataclasses.asdict(hparams), indent=2)
-        (output_dir / "hparams.json").write_text(settings + "\n")
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        raise UserError(
-            f"{output_dir}: cannot be written ({error.strerror}); give another -o"
-        ) from None
+        raise UserError(f"{path}: cannot be written ({error.strerror}); give another -o") from None
 
 
 def random_state() -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
 """Text to symbol ids and back.
 
-    ids = text_to_sequence("Turn left on {HH AW1 S S T AH0 N} Street.", ["english_cleaners"])
+    ids = text_to_sequence("She plays the {B EY1 S} drum.", ["english_cleaners"])
 
 What stands in braces is read as ARPAbet, CMUdict's phones with spaces between; cleaners see the
 rest. The package stands alone: it needs only Unidecode and inflect.
@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from .cleaners import CLEANERS
-from .symbols import ARPABET_MARK, PAD, arpabet, symbols
+from .symbols import ARPABET_MARK, PAD, PHONES, arpabet, symbols
 
 __all__ = ["clean_text", "sequence_to_text", "symbols", "text_to_sequence", "unknown_characters"]
 
@@ -103,7 +103,7 @@ def _pieces(text: str) -> list[tuple[str, list[str]]]:
         for phone in phones:
             if phone not in arpabet:
                 raise ValueError(
-                    f"{phone!r} in braces is no ARPAbet phone; use CMUdict's, apart by spaces and "
-                    "vowels with stress 0, 1 or 2 or none: {HH AH0 L OW1}"
+                    f"{phone!r} in braces is no ARPAbet phone; use these with spaces between, "
+                    f"vowels with stress 0, 1, 2 or none: {PHONES}"
                 )
     return pieces
