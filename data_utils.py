@@ -8,6 +8,7 @@ with one line per problem: place, value and fix.
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -212,7 +213,7 @@ class _MelCache:
     def is_complete(self) -> bool:
         try:
             return np.load(self.path, mmap_mode="r").shape == self.shape
-        except (OSError, ValueError):
+        except (OSError, ValueError, EOFError):
             return False
 
     def write(self, clips: Sequence[Clip], hparams: HParams) -> None:
@@ -336,13 +337,16 @@ def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampl
             f"setting batch_size={hparams.batch_size}: {hparams.training_files} has {len(clips)} "
             f"clips; use at most {len(clips)}"
         )
-    frames_per_second = hparams.sampling_rate / hparams.hop_length
-    capacity = hparams.batch_capacity or int(hparams.batch_capacity_seconds * frames_per_second)
+    frame = hparams.hop_length / hparams.sampling_rate  # seconds
+    capacity = hparams.batch_capacity or int(hparams.batch_capacity_seconds / frame)
     longest = max(clips, key=lambda clip: clip.n_frames)
     if 0 < capacity < longest.n_frames:
+        fix = f"batch_capacity={longest.n_frames}"
+        if hparams.batch_capacity_seconds:
+            fix = f"batch_capacity_seconds={math.ceil(longest.n_frames * frame * 100) / 100}"
         raise UserError(
             f"{longest.place}: {longest.path} has {longest.n_frames} frames, above the batch "
-            f"capacity of {capacity}; set batch_capacity={longest.n_frames} or more"
+            f"capacity of {capacity}; set {fix} or more"
         )
     return EpochBatchSampler(
         [clip.n_frames for clip in clips],
@@ -367,6 +371,7 @@ def validation_batches(clips: Sequence[Clip], hparams: HParams) -> list[list[int
         strategy="RAND",
         batch_size=hparams.batch_size,
         dynamic_batch_size=False,
+        batch_randomization=False,
         seed=VALIDATION_SEED,
     )
     return [indices.tolist() for indices in plan]

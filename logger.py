@@ -120,7 +120,10 @@ def draw_alignment(sample: Sample, frame: float) -> Figure:
     figure, (axes,) = _figure(4)
     T_out, T_in = sample.alignment.shape
     image = axes.imshow(
-        sample.alignment.T, aspect="auto", origin="lower", extent=(0, T_out * frame, 0, T_in)
+        sample.alignment.T.numpy(),
+        aspect="auto",
+        origin="lower",
+        extent=(0, T_out * frame, 0, T_in),
     )
     figure.colorbar(image, label="attention weight")
     axes.set(xlabel="time (s)", ylabel="character", title=_shorten(sample.text))
@@ -136,7 +139,7 @@ def draw_mels(sample: Sample, frame: float) -> Figure:
     ):
         n_mels, T_out = mel.shape
         image = axes.imshow(
-            mel, aspect="auto", origin="lower", vmin=low, vmax=high, cmap="magma",
+            mel.numpy(), aspect="auto", origin="lower", vmin=low, vmax=high, cmap="magma",
             extent=(0, T_out * frame, 0, n_mels),
         )  # fmt: skip
         axes.set(ylabel="mel channel", title=title)

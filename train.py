@@ -76,15 +76,6 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = hparams.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = hparams.precision == "tf32"
 
-    # Data
-    train_clips = load_clips(hparams.training_files, hparams)
-    val_clips = load_clips(hparams.validation_files, hparams)
-    sampler = data_utils.training_sampler(train_clips, hparams)
-    mels = open_mels([*train_clips, *val_clips], hparams)
-    train_loader = make_loader(MelDataset(train_clips, mels), sampler, hparams)
-    val_batches = data_utils.validation_batches(val_clips, hparams)
-    val_loader = make_loader(MelDataset(val_clips, mels), val_batches, hparams)
-
     # Model
     torch.manual_seed(hparams.seed)
     model = Tacotron2(hparams).to(device)
@@ -94,34 +85,41 @@ def main() -> None:
     )
 
     # Resume
-    first_epoch, step, best_loss = 0, 0, math.inf
+    position, step, best_loss = {"epoch": 0, "batch": 0}, 0, math.inf
     source = last if args.resume and last.exists() else args.checkpoint
     if source:
         state = load_checkpoint(source)
-        ignored = hparams.ignore_layers if args.warm_start else ()
-        load_weights(model, state, source, ignored)
+        load_weights(model, state, source, hparams.ignore_layers if args.warm_start else ())
         if "sampler" in state and not args.warm_start:
-            first_epoch, step, best_loss = (
-                state["sampler"]["epoch"],
-                state["step"],
-                state["best_loss"],
-            )
-            sampler.load_state_dict(state["sampler"])
+            position, step, best_loss = state["sampler"], state["step"], state["best_loss"]
             optimizer.load_state_dict(state["optimizer"])
             optimizer.param_groups[0]["lr"] = hparams.learning_rate
             set_random_state(state["random_state"])
+
+    # Data
+    train_clips = load_clips(hparams.training_files, hparams)
+    val_clips = load_clips(hparams.validation_files, hparams)
+    sampler = data_utils.training_sampler(train_clips, hparams)
+    sampler.load_state_dict(position)
+    mels = open_mels([*train_clips, *val_clips], hparams)
+    train_loader = make_loader(MelDataset(train_clips, mels), sampler, hparams)
+    val_batches = data_utils.validation_batches(val_clips, hparams)
+    val_loader = make_loader(MelDataset(val_clips, mels), val_batches, hparams)
+
     settings = dataclasses.asdict(hparams)
     (args.output_dir / "hparams.json").write_text(json.dumps(settings, indent=2) + "\n")
-    logger = RunLogger(args.output_dir, args.log_dir or args.output_dir / "logs", first_epoch, step)
+    logger = RunLogger(
+        args.output_dir, args.log_dir or args.output_dir / "logs", position["epoch"], step
+    )
     print(
         f"{torch.cuda.get_device_name() if device.type == 'cuda' else 'CPU'}, "
         f"{hparams.precision}; {sum(p.numel() for p in model.parameters()):,} parameters; "
         f"{len(train_clips):,} training and {len(val_clips):,} validation clips; "
-        f"{f'from {source}, ' if source else ''}epochs {first_epoch} to {hparams.epochs - 1}"
+        f"{f'from {source}, ' if source else ''}epochs {position['epoch']} to {hparams.epochs - 1}"
     )
 
     # Epochs
-    for epoch in range(first_epoch, hparams.epochs):
+    for epoch in range(position["epoch"], hparams.epochs):
         values, step = train_epoch(
             model, train_loader, loss_function, optimizer, hparams, epoch, step, logger
         )

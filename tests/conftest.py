@@ -1,0 +1,63 @@
+"""A tiny corpus of tones, a tiny model, and batches of noise."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from data_utils import Batch, collate
+from hparams import HParams, create_hparams
+
+TINY = (
+    "symbols_embedding_dim=8,encoder_embedding_dim=8,prenet_dim=8,attention_rnn_dim=12,"
+    "attention_dim=6,attention_location_n_filters=4,attention_location_kernel_size=5,"
+    "decoder_rnn_dim=10,postnet_embedding_dim=8,n_mel_channels=10,num_workers=0,"
+)
+WORDS = ("one", "two tones", "three more tones", "a tone", "the longest of all these tones")
+
+
+def write_tone(path: Path, seconds: float, rate: int = 22050, **options) -> None:
+    time = np.arange(int(seconds * rate)) / rate
+    soundfile.write(path, 0.3 * np.sin(2 * np.pi * 220 * time), rate, **options)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder with 12 wavs of 0.1 to 0.5 s, and train.txt (8 clips) and val.txt (4)."""
+    lines = []
+    for i in range(12):
+        write_tone(tmp_path / f"{i}.wav", 0.1 + 0.4 * (i * 5 % 12) / 11)
+        lines.append(f"{i}.wav|{WORDS[i % len(WORDS)]}\n")
+    (tmp_path / "train.txt").write_text("".join(lines[:8]))
+    (tmp_path / "val.txt").write_text("".join(lines[8:]))
+    return tmp_path
+
+
+@pytest.fixture
+def settings(corpus: Path) -> str:
+    """Overrides for a tiny model on the tones."""
+    return (
+        f"{TINY}data_dir={corpus},training_files={corpus}/train.txt,"
+        f"validation_files={corpus}/val.txt,mel_cache_dir={corpus}/cache,batch_size=3,"
+    )
+
+
+@pytest.fixture
+def tiny() -> HParams:
+    return create_hparams(TINY)
+
+
+def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int]) -> Batch:
+    """Clips of random ids and mels of the given lengths."""
+    generator = torch.Generator().manual_seed(0)
+    return collate(
+        [
+            (
+                torch.randint(1, hparams.n_symbols, (n,), generator=generator),
+                torch.randn(m, hparams.n_mel_channels, generator=generator),
+            )
+            for n, m in zip(text_lengths, mel_lengths, strict=True)
+        ]
+    )

@@ -1,0 +1,221 @@
+"""train.py as a user runs it, on tones."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import train
+from checkpoint import load_checkpoint, save_checkpoint
+from hparams import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(monkeypatch, output, settings: str, *options: str) -> list[dict]:
+    """Train in this process; returns the records of metrics.jsonl."""
+    arguments = ["train.py", "-o", str(output), "--hparams", settings, *options]
+    monkeypatch.setattr(sys, "argv", arguments)
+    train.main()
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def events(records: list[dict], event: str) -> list[dict]:
+    return [record for record in records if record["event"] == event]
+
+
+def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings):
+    output = tmp_path / "run"
+    result = subprocess.run(
+        [sys.executable, "train.py", "-o", output, "-l", tmp_path / "logs", "--hparams",
+         settings + "epochs=2,epochs_per_validation=1,guided_attention_weight=1"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "fp32" in result.stdout and "8 training and 4 validation clips" in result.stdout
+    assert "epoch 1" in result.stderr and "loss" in result.stderr  # the progress bar
+    records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    steps, epochs = events(records, "step"), events(records, "epoch")
+    assert [r["epoch"] for r in epochs] == [r["epoch"] for r in events(records, "validation")]
+    assert sum(r["n_batches"] for r in epochs) == len(steps) == steps[-1]["step"]
+    for name in ("loss", "grad_norm", "learning_rate", "guided_attention_loss"):
+        assert steps[0][name] > 0
+    for name in ("minutes", "zpr", "abl", "total_length", "frames_per_second", "peak_memory_gib"):
+        assert epochs[0][name] > 0
+    assert 0 <= epochs[0]["data_wait"] < 1
+    validation = events(records, "validation")[-1]
+    parts = [validation[f"{name}_loss"] for name in ("mel", "mel_postnet", "gate")]
+    assert validation["loss"] == pytest.approx(sum(parts), rel=1e-6)
+    assert 0 < validation["diagonality"] <= 1 and 0 < validation["focus"] <= 1
+    assert json.loads((output / "hparams.json").read_text())["batch_size"] == 3
+    assert {p.name for p in output.iterdir()} >= {"checkpoint_last.pt", "checkpoint_best.pt"}
+    names = {"alignment.png", "mel.png", "gate.png", "predicted.wav"}
+    assert {p.name for p in (output / "sample").iterdir()} == names
+    curves = EventAccumulator(str(tmp_path / "logs")).Reload()
+    scalars = {"training/loss", "training/grad_norm", "epoch/minutes", "validation/masked_loss"}
+    assert scalars <= set(curves.Tags()["scalars"])
+    assert set(curves.Tags()["images"]) == {"sample/alignment", "sample/mel", "sample/gate"}
+    assert curves.Tags()["audio"] == ["sample/predicted"]
+
+
+@pytest.mark.parametrize("strategy", ["RAND", "SSB"])
+def test_resumed_equals_uninterrupted(tmp_path, settings, monkeypatch, strategy):
+    settings += f"batching_strategy={strategy},epochs_per_validation=1,epochs_per_checkpoint=1,"
+    whole = run(monkeypatch, tmp_path / "whole", settings + "epochs=3")
+    run(monkeypatch, tmp_path / "parts", settings + "epochs=1")
+    # What a killed run leaves behind: lines of an epoch whose checkpoint was never written.
+    with open(tmp_path / "parts" / "metrics.jsonl", "a") as file:
+        file.write('{"event": "step", "epoch": 1, "step": 4, "loss": 9}\n{"event": "st')
+    parts = run(monkeypatch, tmp_path / "parts", settings + "epochs=3", "--resume")
+    states = [load_checkpoint(tmp_path / n / "checkpoint_last.pt") for n in ("whole", "parts")]
+    for name, weight in states[0]["state_dict"].items():
+        assert torch.equal(weight, states[1]["state_dict"][name]), name
+    timed = {"minutes", "frames_per_second", "data_wait", "peak_memory_gib"}
+    for one, other in zip(whole, parts, strict=True):
+        assert {k: v for k, v in one.items() if k not in timed} == {
+            k: v for k, v in other.items() if k not in timed
+        }
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path, settings, monkeypatch):
+    first = run(monkeypatch, tmp_path / "run", settings + "epochs=1")
+    weights = (tmp_path / "run" / "checkpoint_last.pt").read_bytes()
+    assert run(monkeypatch, tmp_path / "run", settings + "epochs=1", "--resume") == first
+    assert (tmp_path / "run" / "checkpoint_last.pt").read_bytes() == weights
+
+
+def test_validation_neither_disturbs_nor_depends_on_training(tmp_path, settings, monkeypatch):
+    often = run(monkeypatch, tmp_path / "often", settings + "epochs=2,epochs_per_validation=1")
+    seldom = run(monkeypatch, tmp_path / "seldom", settings + "epochs=2")
+    losses = [[r["loss"] for r in events(records, "step")] for records in (often, seldom)]
+    assert losses[0] == losses[1]
+    assert events(often, "validation")[1] == events(seldom, "validation")[0]
+    assert len(events(often, "validation")) == 2
+
+
+def test_all_ten_configurations_train(tmp_path, settings, monkeypatch):
+    """The rows of Table 2; their validation losses are of the same batches."""
+    rows = ["RAND", "SB-BR", "SSB-BR", "BKT-BR", "ATS-BR", "SB", "SSB", "SB-DBS", "SSB-DBS"]
+    for row in [*rows, "SSB-DBS-BR"]:
+        strategy, *options = row.split("-")
+        batching = (
+            f"batching_strategy={strategy},dynamic_batch_size={'DBS' in options},"
+            f"batch_randomization={'BR' in options},bucket_size=6,n_bins=2,epochs=1"
+        )
+        records = run(monkeypatch, tmp_path / row, settings + batching)
+        (epoch,) = events(records, "epoch")
+        assert epoch["n_batches"] == 3 if "DBS" not in options else epoch["n_batches"] <= 3
+        assert len(events(records, "validation")) == 1
+
+
+def test_warm_start_takes_weights_but_not_the_ignored_ones(tmp_path, settings, monkeypatch):
+    run(monkeypatch, tmp_path / "first", settings + "epochs=1")
+    checkpoint = tmp_path / "first" / "checkpoint_last.pt"
+    tiny_step = settings + "seed=1,epochs=1,learning_rate=1e-12,weight_decay=0"
+    records = run(
+        monkeypatch, tmp_path / "second", tiny_step, "-c", str(checkpoint), "--warm_start"
+    )
+    assert events(records, "epoch")[0]["epoch"] == 0
+    old = load_checkpoint(checkpoint)["state_dict"]
+    new = load_checkpoint(tmp_path / "second" / "checkpoint_last.pt")["state_dict"]
+    name = "decoder.attention_rnn.weight_ih"
+    torch.testing.assert_close(old[name], new[name])
+    assert not torch.allclose(old["embedding.weight"], new["embedding.weight"])
+
+
+def test_a_checkpoint_of_weights_alone_starts_at_epoch_0(tmp_path, settings, monkeypatch):
+    """NVIDIA's published checkpoint has none of our other entries."""
+    run(monkeypatch, tmp_path / "first", settings + "epochs=1")
+    state = load_checkpoint(tmp_path / "first" / "checkpoint_last.pt")["state_dict"]
+    save_checkpoint(tmp_path / "theirs.pt", {"state_dict": state, "iteration": 7})
+    records = run(
+        monkeypatch, tmp_path / "second", settings + "epochs=1", "-c", str(tmp_path / "theirs.pt")
+    )
+    assert events(records, "epoch")[0]["epoch"] == 0
+
+
+def test_a_checkpoint_continues_in_another_folder(tmp_path, settings, monkeypatch):
+    run(monkeypatch, tmp_path / "first", settings + "epochs=1")
+    checkpoint = str(tmp_path / "first" / "checkpoint_last.pt")
+    records = run(monkeypatch, tmp_path / "second", settings + "epochs=2", "-c", checkpoint)
+    assert [record["epoch"] for record in events(records, "epoch")] == [1]
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ("batchsize=4", [], "--hparams: unknown setting 'batchsize'; did you mean 'batch_size'?"),
+        ("", ["-c", "LICENSE"], "LICENSE: not a checkpoint, or damaged"),
+    ],
+)
+def test_errors_are_one_line_with_exit_status_2(tmp_path, settings, change, options, message):
+    output = tmp_path / "run"
+    result = subprocess.run(
+        [sys.executable, "train.py", "-o", output, "--hparams", settings + change, *options],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {message}") and result.stderr.count("\n") == 1
+    assert not (output / "metrics.jsonl").exists() and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-c", "none.pt"], "none.pt: no such checkpoint; name one that train.py saved"),
+        (["--preset", "google"], "--preset google: unknown; use one of paper, nvidia"),
+    ],
+)
+def test_bad_options_are_named(tmp_path, settings, monkeypatch, options, message):
+    with pytest.raises(UserError, match=message):
+        run(monkeypatch, tmp_path / "run", settings, *options)
+
+
+def test_an_output_folder_that_cannot_be_written_is_named(tmp_path, settings, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file/run: cannot be written .*; give another -o"):
+        run(monkeypatch, tmp_path / "file" / "run", settings)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, settings, monkeypatch):
+    run(monkeypatch, tmp_path / "first", settings + "epochs=1")
+    before = (tmp_path / "first" / "metrics.jsonl").read_text()
+    with pytest.raises(UserError, match=r"another model: .* is \(.*\) there and \(.*\) here"):
+        other = settings.replace("prenet_dim=8", "prenet_dim=9")
+        run(monkeypatch, tmp_path / "first", other + "epochs=2", "--resume")
+    assert (tmp_path / "first" / "metrics.jsonl").read_text() == before
+    assert json.loads((tmp_path / "first" / "hparams.json").read_text())["prenet_dim"] == 8
+
+
+def test_a_run_is_not_overwritten(tmp_path, settings, monkeypatch):
+    run(monkeypatch, tmp_path / "first", settings + "epochs=1")
+    with pytest.raises(UserError, match="first: holds a run; --resume it, or give another -o"):
+        run(monkeypatch, tmp_path / "first", settings + "epochs=1")
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    torch.save({"state_dict": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(UserError, match="not a checkpoint"):
+        load_checkpoint(tmp_path / "evil.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"state_dict": {}, "step": 1})
+    with pytest.raises((TypeError, AttributeError, RuntimeError)):
+        save_checkpoint(path, {"state_dict": {}, "lock": threading.Lock()})
+    assert load_checkpoint(path)["step"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
