@@ -107,11 +107,13 @@ def plan_batches(
     """
     lengths = _check_lengths(lengths)
     _check(strategy in STRATEGIES, f"strategy={strategy!r}: use one of {', '.join(STRATEGIES)}")
-    _check(batch_size >= 1, f"batch_size={batch_size}: use 1 or more")
-    _check(lrf >= 0, f"lrf={lrf}: use 0 or more")
-    _check(bucket_size >= 1, f"bucket_size={bucket_size}: use 1 or more")
-    _check(n_bins >= 1, f"n_bins={n_bins}: use 1 or more")
-    _check(n_buckets >= 1, f"n_buckets={n_buckets}: use 1 or more")
+    counts = {"batch_size": batch_size, "bucket_size": bucket_size, "n_bins": n_bins}
+    counts |= {"n_buckets": n_buckets, "capacity": 1 if capacity is None else capacity}
+    for name, value in counts.items():
+        whole = isinstance(value, (int, np.integer)) and value >= 1
+        _check(whole, f"{name}={value}: use a whole number, 1 or more")
+    _check(0 <= lrf <= 1e6, f"lrf={lrf}: use 0 to 1e6; 1000 is as good as RAND")
+    _check(seed + epoch >= 0, f"seed + epoch={seed + epoch}: use 0 or more")
     _check(
         bucket_edges in ("size", "uniform", "quantile"),
         f"bucket_edges={bucket_edges!r}: use 'size', 'uniform' or 'quantile'",
@@ -135,7 +137,8 @@ def plan_batches(
         if clips is not None:
             lengths = lengths[clips]
 
-    rng = np.random.default_rng(seed + epoch)
+    # A stream of its own: lengths drawn from default_rng(seed) are not sorted by their own noise.
+    rng = np.random.default_rng((seed + epoch, len(STRATEGIES)))
     segments = np.array([len(lengths)])  # no batch crosses the end of a segment
     if strategy == "RAND":
         order = rng.permutation(len(lengths))
@@ -151,7 +154,7 @@ def plan_batches(
     if dynamic_batch_size:
         capacity = batch_size * int(lengths.max()) if capacity is None else int(capacity)
         starts = [0, *segments[:-1].tolist()]
-        in_order = lengths[order]
+        in_order = lengths.take(order)
         ends = [
             start + _extend(in_order[start:end], capacity)
             for start, end in zip(starts, segments.tolist(), strict=True)
@@ -176,7 +179,7 @@ def _semi_sort(lengths: np.ndarray, lrf: float, rng: np.random.Generator) -> np.
     shortest, span = int(lengths.min()), int(np.ptp(lengths))
     width = max(span * lrf, 1.0)
     levels = int(2**16 // (span + 1 + np.ceil(width)))  # noise levels in one unit of length
-    if levels < 16:
+    if levels < 64:  # too coarse to order ties at random
         return np.argsort(lengths + width * rng.random(len(lengths)))
     # 16-bit keys: numpy's stable sort is then a radix sort, several times as fast.
     keys = (lengths - shortest).astype(np.uint16) * np.uint16(levels)
@@ -293,7 +296,7 @@ def _shuffle_batches(
     position[0] = starts[0]
     position[ends[:-1]] = starts[1:] - starts[:-1] - sizes[:-1] + 1
     np.cumsum(position, out=position)
-    return order[position], ends
+    return order.take(position), ends
 
 
 def _set_aside(
@@ -402,6 +405,8 @@ def solve_randomness(
         least <= target_zpr <= largest,
         f"target_zpr={target_zpr}: {strategy} gives {least:.4f} to {largest:.4f} here",
     )
+    if largest == target_zpr:
+        return high * unit
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if zpr(middle) <= target_zpr else (low, middle)
@@ -422,32 +427,31 @@ class EpochBatchSampler:
 
     def __init__(self, lengths: Sequence[int] | np.ndarray, seed: int = 0, **settings: Any) -> None:
         self.lengths, self.seed, self.settings = _check_lengths(lengths), seed, settings
-        self.epoch, self._next = -1, 0
+        self.epoch, self._start = -1, 0
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Plan ``epoch``. The epoch that is under way already goes on where it is."""
+        """Plan ``epoch``, from its first batch; the epoch that was loaded, from where it was."""
         if epoch != self.epoch:
             self.plan = plan_batches(self.lengths, seed=self.seed, epoch=epoch, **self.settings)
-            self.epoch, self._next = epoch, 0
+            self.epoch, self._start = epoch, 0
 
     def __len__(self) -> int:
         """Number of batches of the whole epoch."""
         return len(self.plan)
 
     def __iter__(self) -> Iterator[list[int]]:
-        while self._next < len(self.plan):
-            self._next += 1
-            yield self.plan[self._next - 1].tolist()
-        self._next = 0
+        # At the first batch, not at iter(), which DataLoader calls twice an epoch.
+        plan, start, self._start = self.plan, self._start, 0
+        for j in range(start, len(plan)):
+            yield plan[j].tolist()
 
-    def state_dict(self, batch: int | None = None) -> dict[str, int]:
-        """Where to go on: the epoch and the number of its batches that are done.
+    def state_dict(self, batch: int) -> dict[str, int]:
+        """Where to go on when ``batch`` batches of the epoch are done.
 
-        A DataLoader with workers draws batches ahead of the training, so the training loop
-        says how many it has done; None means as many as were drawn.
+        The training loop counts them: a DataLoader with workers draws batches ahead of it.
         """
-        return {"epoch": self.epoch, "batch": self._next if batch is None else batch}
+        return {"epoch": self.epoch, "batch": batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on with the batches that were left; no batch is drawn to get there."""
@@ -457,4 +461,4 @@ class EpochBatchSampler:
             f"batch {state['batch']} of epoch {state['epoch']}: its plan has {len(self.plan)} "
             "batches, so the state is of other lengths or settings",
         )
-        self._next = state["batch"]
+        self._start = state["batch"]

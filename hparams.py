@@ -147,6 +147,7 @@ class HParams:
             self.encoder_embedding_dim % 2 == 0,
             "use an even number: its halves are the two directions of the encoder",
         )
+        self._require("lrf", self.lrf <= 1e6, "use 0 to 1e6; 1000 is as good as RAND")
         self._require("gate_threshold", 0 < self.gate_threshold < 1, "use a value in (0, 1)")
         self._require(
             "win_length",

@@ -67,14 +67,18 @@ class Tacotron2Loss(nn.Module):
         )
 
     def _guided_attention(self, alignment: Tensor, batch: Any) -> Tensor:
-        """Mean of A x (1 - exp(-(n/N - t/T)^2 / 2g^2)) over real frames and characters."""
+        """Sum over characters of A x (1 - exp(-(n/N - t/T)^2 / 2g^2)), mean over real frames.
+
+        A frame's attention sums to 1, so this is in [0, 1] whatever the text's length; the
+        mean over characters too, as Tachibana et al. have it, would shrink as texts grow.
+        """
         n_frames, n_chars = batch.mel_lengths[:, None, None], batch.text_lengths[:, None, None]
         t = torch.arange(alignment.size(1), device=alignment.device)[None, :, None]
         n = torch.arange(alignment.size(2), device=alignment.device)[None, None, :]
         away = (n / n_chars - t / n_frames) / self.guided_attention_sigma
         penalty = 1 - torch.exp(-away.square() / 2)  # (B, T_out, T_in)
         real = (t < n_frames) & (n < n_chars)
-        return (alignment * penalty).masked_fill(~real, 0).sum() / real.sum()
+        return (alignment * penalty).masked_fill(~real, 0).sum() / batch.mel_lengths.sum()
 
 
 def frame_mask(lengths: Tensor, n: int) -> Tensor:

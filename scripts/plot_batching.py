@@ -1,0 +1,462 @@
+"""Draw the paper's Figures 1-3, print its Table 1 and picture every strategy, for any lengths.
+
+    python scripts/plot_batching.py                                # lengths much like LJSpeech's
+    python scripts/plot_batching.py lengths.csv --column n_frames
+    python scripts/plot_batching.py --corpus data/LJSpeech-1.1 --train_size 10480 --paper
+
+The paper is Ge et al., "Speed up training with variable length inputs by efficient batching
+strategies", Interspeech 2021.
+"""
+
+import argparse
+import csv
+import itertools
+import json
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from batching import STRATEGIES, BatchPlan, BatchStatistics, batch_statistics, plan_batches
+from hparams import HParams, UserError, exit_on_user_error
+
+# Figures 1 and 3, and the picture of the strategies.
+EXAMPLE_CLIPS, EXAMPLE_LRF = 48, 0.15
+CURVE_SEEDS = 5  # of Figure 2's curves, at most
+LONGEST = 10**12  # beyond any unit of time a clip is measured in
+
+# Okabe and Ito's colours, which do not rely on telling red from green.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+PADDING = {"facecolor": "#ececec", "edgecolor": "#a8a8a8", "hatch": "////", "linewidth": 0}
+STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+
+# Tables 1 and 2 and Sec. 4: number of batches, ZPR %, ABL.
+PAPER = {
+    "RAND": "655, 32.02, 773.82",
+    "SB": "655, 0.16, 526.43",
+    "SSB": "655, 6.22, 556.22",
+    "BKT": "655, 6.10, 553.40",
+    "ATS": "655, 6.08, 552.48",
+    "RAND-DBS": "606, –, –",
+    "SB-DBS": "419, 0.47, 527.15",
+    "SSB-DBS": "449, 6.62, 557.68",
+}
+
+
+# Lengths
+
+
+def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
+    """Lengths from text, one a line, or from a CSV file; (n,), all above 0.
+
+    A first line without any whole number is a header. ``column`` is a name in it; without
+    one it is the first column that holds nothing but whole numbers.
+
+    Raises:
+        UserError: no such file or column, or a value that is not a whole number above 0.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path}: cannot be read as text or CSV ({reason})") from None
+    header = rows.pop(0)[1] if rows and not any(map(_whole, rows[0][1])) else []
+    if not rows:
+        raise UserError(f"{path}: has no lengths; give one whole number a line")
+    if column is None:
+        # The first that is whole in every row, or in the most; then its bad line is named below.
+        columns = itertools.zip_longest(*(row for _, row in rows), fillvalue="")
+        c = int(np.argmax([sum(map(_whole, column)) for column in columns]))
+    elif column in header:
+        c = header.index(column)
+    else:
+        has = f"the header names {', '.join(header)}" if header else "it has no header"
+        raise UserError(f"{path}: has no column '{column}'; {has}")
+    lengths = []
+    for line, row in rows:
+        cell = row[c] if c < len(row) else ""
+        if not _whole(cell):
+            raise UserError(f"{path}:{line}: '{cell}' is not a whole number; give a length")
+        if not 1 <= int(cell) <= LONGEST:
+            raise UserError(f"{path}:{line}: length {cell}; use 1 to {LONGEST}, or leave it out")
+        lengths.append(int(cell))
+    return np.array(lengths)
+
+
+def _whole(cell: str) -> bool:
+    return re.fullmatch(r"[+-]?[0-9]+", cell) is not None
+
+
+def corpus_lengths(corpus: Path, hop_length: int) -> np.ndarray:
+    """Frames of every clip of a corpus in LJSpeech's layout, from the headers of wavs/*.wav."""
+    paths = sorted((corpus / "wavs").glob("*.wav"))
+    if not paths:
+        raise UserError(f"{corpus}: has no wavs/*.wav; give the folder that holds wavs/")
+    lengths = []
+    for path in paths:
+        try:
+            lengths.append(soundfile.info(path).frames // hop_length + 1)
+        except soundfile.SoundFileError:
+            raise UserError(f"{path}: not a readable sound file; replace or remove it") from None
+    return np.array(lengths)
+
+
+def filelist_lengths(filelists: str, data_dir: str, hop_length: int) -> np.ndarray:
+    """Frames of every clip of filelists joined with +, as the training takes them."""
+    from data_utils import load_clips  # here, since it takes PyTorch some seconds to import
+
+    clips = load_clips(filelists, HParams(data_dir=data_dir, hop_length=hop_length))
+    return np.array([clip.n_frames for clip in clips])
+
+
+def ljspeech_like_lengths(n: int, seed: int = 0) -> np.ndarray:
+    """``n`` lengths in frames of 12.5 ms, distributed much as LJSpeech's are."""
+    fractions = [0, 0.02, 0.06, 0.15, 0.3, 0.5, 0.8, 0.95, 1]
+    frames = [96, 178, 248, 350, 466, 585, 750, 838, 870]
+    # Not default_rng(seed), which is a plan's: sorting by that noise would sort by length.
+    uniform = np.random.default_rng([seed, 1]).random(n)
+    return np.interp(uniform, fractions, frames).astype(np.int64)
+
+
+# Numbers
+
+
+def subset(lengths: np.ndarray, size: int | None, seed: int) -> np.ndarray:
+    """``size`` of the lengths at random, another set for every seed; None: all of them."""
+    if size is None:
+        return lengths
+    return np.random.default_rng([seed, 1]).choice(lengths, size, replace=False)
+
+
+def statistics(
+    lengths: np.ndarray, args: argparse.Namespace, seeds: int, **settings: object
+) -> list[BatchStatistics]:
+    """One epoch's statistics per seed; ``settings`` go over those of the command line."""
+    names = ("batch_size", "lrf", "bucket_size", "n_bins")
+    settings = {name: getattr(args, name) for name in names} | settings
+    found = []
+    for seed in range(seeds):
+        clips = subset(lengths, args.train_size, seed)
+        found.append(batch_statistics(clips, plan_batches(clips, seed=seed, **settings)))
+    return found
+
+
+def table(lengths: np.ndarray, args: argparse.Namespace) -> list[dict]:
+    """Rows: fixed batches of every strategy, then dynamic ones; mean and sd over the seeds."""
+    parameters = {
+        "SSB": f"LRF {args.lrf:g}",
+        "BKT": f"bucket size {args.bucket_size}",
+        "ATS": f"{args.n_bins} bins",
+    }
+    rows = []
+    for dynamic in (False, True):
+        for strategy in STRATEGIES:
+            row = {
+                "batching": strategy + "-DBS" * dynamic,
+                "parameter": parameters.get(strategy, ""),
+            }
+            found = statistics(
+                lengths, args, args.seeds, strategy=strategy, dynamic_batch_size=dynamic
+            )
+            for name, values in zip(BatchStatistics._fields, zip(*found, strict=True), strict=True):
+                sd = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+                row[name] = {"mean": float(np.mean(values)), "sd": sd}
+            rows.append(row)
+    return rows
+
+
+def markdown(rows: list[dict], args: argparse.Namespace) -> Iterable[str]:
+    """The rows as a Markdown table."""
+
+    def cell(value: dict, digits: int, factor: float = 1) -> str:
+        mean, sd = (f"{factor * value[part]:,.{digits}f}" for part in ("mean", "sd"))
+        return f"{mean} ± {sd}" if args.seeds > 1 else mean
+
+    header = ["Batching", "Parameter", "Batches", "ZPR %", f"ABL ({args.unit})"]
+    header += [f"Sum of batch lengths ({args.unit})"]
+    header += ["Paper: batches, ZPR %, ABL"] if args.paper else []
+    yield "| " + " | ".join(header) + " |"
+    yield "|---|---|" + "---:|" * (len(header) - 2)
+    for row in rows:
+        cells = [row["batching"], row["parameter"], cell(row["n_batches"], 1)]
+        cells += [cell(row["zpr"], 2, 100), cell(row["abl"], 1), cell(row["total_length"], 0)]
+        cells += [PAPER.get(row["batching"], "–")] if args.paper else []
+        yield "| " + " | ".join(cells) + " |"
+
+
+# Pictures
+
+
+def draw_batches(ax: Axes, lengths: np.ndarray, plan: BatchPlan, title: str) -> None:
+    """Clips as bars in the order of training, a colour a batch; padding hatched."""
+    start = 0
+    for j, batch in enumerate(plan):
+        x, of_batch = start + np.arange(len(batch)) + 0.5, lengths[batch]
+        padding = of_batch.max() - of_batch
+        ax.bar(x, of_batch, 0.86, color=COLOURS[j % len(COLOURS)])
+        ax.bar(x, padding, 1, bottom=of_batch, **PADDING)
+        start += len(batch)
+    found = batch_statistics(lengths, plan)
+    ax.set_title(title, loc="left", fontweight="bold", fontsize=10, pad=18)
+    ax.annotate(
+        f"ZPR {found.zpr:.1%}, ABL {found.abl:.0f}, {found.n_batches} batches",
+        (0, 1), (0, 5), "axes fraction", "offset points", fontsize=9,
+    )  # fmt: skip
+    ax.set_xlim(0, len(lengths))
+
+
+def draw_panels(
+    path: Path, lengths: np.ndarray, panels: list[tuple[str, dict]], rows: int, unit: str
+) -> None:
+    """Small multiples of :func:`draw_batches`, one for each (title, settings of its plan)."""
+    columns = len(panels) // rows
+    figure = Figure(figsize=(9, 0.3 + 2.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, sharey=True, sharex=True, squeeze=False)
+    for ax, (title, settings) in zip(axes.flat, panels, strict=True):
+        plan = plan_batches(lengths, lrf=EXAMPLE_LRF, **settings)
+        draw_batches(ax, lengths, plan, title)
+    axes[0, 0].legend(
+        [Patch(**PADDING)], ["padding"], loc="lower right", bbox_to_anchor=(1, 1.095),
+        frameon=False, borderpad=0, borderaxespad=0.2, handlelength=1.6,
+    )  # fmt: skip
+    for ax in axes[:, 0]:
+        ax.set_ylabel(f"length ({unit})")
+    for ax in axes[-1]:
+        ax.set_xlabel("clips, in the order of training")
+        ax.set_xticks(range(0, len(lengths) + 1, 8 if rows == 1 else 12))
+    figure.savefig(path, dpi=200)
+
+
+def draw_parameters(path: Path, lengths: np.ndarray, args: argparse.Namespace) -> None:
+    """Figure 2: ZPR against each parameter, and the batch lengths for the one selected."""
+    n, seeds = args.train_size or len(lengths), min(args.seeds, CURVE_SEEDS)
+    most = max(n // args.batch_size, 2)
+    sizes = np.geomspace(min(args.batch_size, n), n, 40).astype(int)
+    curves = {  # strategy: (parameter, its name on the axis, values)
+        "SSB": ("lrf", "local randomisation factor", np.linspace(0, max(2, 2 * args.lrf), 41)),
+        "BKT": ("bucket_size", "bucket size (clips)", np.unique(sizes)),
+        "ATS": ("n_bins", "number of bins", np.unique(np.geomspace(1, most, 40).astype(int))),
+    }
+    figure = Figure(figsize=(9, 5.6), layout="constrained")
+    axes = figure.subplots(2, 3, sharey="row")
+
+    def mean_zpr(strategy: str, **parameter: float) -> float:
+        found = statistics(
+            lengths, args, seeds, strategy=strategy, dynamic_batch_size=False, **parameter
+        )
+        return 100 * float(np.mean([of_seed.zpr for of_seed in found]))
+
+    random, clips = mean_zpr("RAND"), subset(lengths, args.train_size, 0)
+    for k, (strategy, (name, label, values)) in enumerate(curves.items()):
+        upper, lower, colour = axes[0, k], axes[1, k], COLOURS[k if k == 0 else k + 1]
+        chosen = getattr(args, name)
+        zpr = mean_zpr(strategy, **{name: chosen})
+        points = [mean_zpr(strategy, **{name: value}) for value in values.tolist()]
+        upper.plot(values, points, color=colour, linewidth=2)
+        upper.axhline(random, color="#777777", linestyle="--", linewidth=1)
+        upper.annotate(
+            "RAND", (0, random), (4, -4), ("axes fraction", "data"), "offset points",
+            va="top", color="#555555",
+        )  # fmt: skip
+        upper.plot(chosen, zpr, "o", color="black", markersize=5)
+        upper.annotate(
+            f"{chosen:g}: {zpr:.2f} %", (chosen, zpr), (8, -6), textcoords="offset points",
+            va="top", fontweight="bold",
+        )  # fmt: skip
+        upper.set_title(f"({'abc'[k]}) {strategy}", loc="left", fontweight="bold", fontsize=10)
+        upper.set_xlabel(label)
+        if strategy != "SSB":
+            upper.set_xscale("log", base=2)
+            upper.xaxis.set_major_formatter("{x:g}")
+        upper.set_ylim(0, 1.12 * random)
+
+        plan = plan_batches(
+            clips, strategy, args.batch_size, dynamic_batch_size=False, batch_randomization=False,
+            **{name: chosen},
+        )  # fmt: skip
+        abl = batch_statistics(clips, plan).abl
+        lower.plot([clips[batch].max() for batch in plan], color=colour, linewidth=0.8)
+        lower.axhline(abl, color="black", linewidth=1.2)
+        lower.set_title(f"black: ABL {abl:.0f} {args.unit}", loc="left", fontsize=9)
+        lower.set_xlabel("batch, before randomisation")
+        lower.set_ylim(0, 1.05 * clips.max())
+    axes[0, 0].set_ylabel("ZPR (%)")
+    axes[1, 0].set_ylabel(f"batch length ({args.unit})")
+    figure.savefig(path, dpi=200)
+
+
+def draw_all(lengths: np.ndarray, args: argparse.Namespace) -> list[Path]:
+    """The four pictures in ``args.output_dir``."""
+    paths = [args.output_dir / f"{name}.png" for name in ("figure1", "figure2", "figure3")]
+    paths.append(args.output_dir / "strategies.png")
+    example = subset(lengths, EXAMPLE_CLIPS, 0)
+    for path, dynamic in ((paths[0], False), (paths[2], True)):
+        settings = {"batch_size": 8, "dynamic_batch_size": dynamic, "batch_randomization": False}
+        panels = [
+            (f"({letter}) {strategy}" + "-DBS" * dynamic, {"strategy": strategy, **settings})
+            for letter, strategy in zip("abc", ("RAND", "SB", "SSB"), strict=True)
+        ]
+        draw_panels(path, example, panels, 1, args.unit)
+    draw_parameters(paths[1], lengths, args)
+    fixed = {"batch_size": 4, "dynamic_batch_size": False, "batch_randomization": False}
+    panels = [
+        ("RAND: random", {"strategy": "RAND", **fixed}),
+        ("SB: sorted", {"strategy": "SB", **fixed}),
+        (f"SSB: semi-sorted, LRF {EXAMPLE_LRF}", {"strategy": "SSB", **fixed}),
+        ("BKT: buckets of 12", {"strategy": "BKT", "bucket_size": 12, **fixed}),
+        ("ATS: alternated sorting, 4 bins", {"strategy": "ATS", "n_bins": 4, **fixed}),
+        ("SSB-DBS-BR: dynamic, shuffled", {"strategy": "SSB", "batch_size": 4}),
+    ]
+    draw_panels(paths[3], example, panels, 2, args.unit)
+    return paths
+
+
+# The program
+
+
+def parse_args() -> argparse.Namespace:
+    hparams = HParams()
+    parser = argparse.ArgumentParser(
+        description="Draw the paper's Figures 1-3 and a picture of every strategy, and print its "
+        "Table 1, for any lengths. Without a source of lengths: 13,100 drawn from a distribution "
+        "much like LJSpeech's.",
+        epilog="--hop_from 256 --hop_to 276 takes a file of n_samples // 256 + 1 and makes it "
+        "n_samples // 276 + 1, with n_samples = (frames - 0.5) * 256: right to half a hop.",
+    )
+    source = parser.add_argument_group("lengths (one source, or none)")
+    add = source.add_argument
+    add(
+        "lengths",
+        nargs="?",
+        type=Path,
+        metavar="LENGTHS",
+        help="file of lengths: text, one a line, or CSV",
+    )
+    add(
+        "--corpus",
+        type=Path,
+        metavar="DIR",
+        help="LJSpeech's layout: from headers of DIR/wavs/*.wav",
+    )
+    add("--filelist", metavar="A+B", help="lines of path|text: from headers of those clips")
+    add("--column", metavar="NAME", help="of the CSV (default: the first all of whole numbers)")
+    add("--hop_from", type=int, metavar="N", help="LENGTHS are frames of this hop, in samples ...")
+    add("--hop_to", type=int, metavar="N", help="... and become frames of this one")
+    add("--data_dir", metavar="DIR", help="what a filelist's paths start from (default: here)")
+    hop = f"samples per frame of a corpus or filelist (default: {hparams.hop_length})"
+    add("--hop_length", type=int, metavar="N", help=hop)
+    add("--unit", default="frames", help="of the lengths, for the labels (default: %(default)s)")
+    batching = parser.add_argument_group("batching")
+    add = batching.add_argument
+    add("--train_size", type=int, metavar="N", help="N clips at random per seed (default: all)")
+    add("--seeds", type=int, default=30, metavar="N", help="to average over (default: %(default)s)")
+    for name, what in (
+        ("batch_size", "clips per batch; the base with dynamic sizes"),
+        ("lrf", "SSB's local randomisation factor"),
+        ("bucket_size", "BKT's clips per bucket"),
+        ("n_bins", "ATS's number of bins"),
+    ):
+        default = getattr(hparams, name)
+        what += f" (default: {default})"
+        add(f"--{name}", type=type(default), default=default, metavar="N", help=what)
+    output = parser.add_argument_group("output")
+    add = output.add_argument
+    add("--paper", action="store_true", help="the paper's values in a last column")
+    folder = Path("runs/batching")
+    add(
+        "--output_dir",
+        type=Path,
+        default=folder,
+        metavar="DIR",
+        help="of the PNG files (%(default)s)",
+    )
+    add("--json", type=Path, metavar="FILE", help="write the table's numbers")
+    return parser.parse_args()
+
+
+def get_lengths(args: argparse.Namespace) -> np.ndarray:
+    """The lengths of the one source given, in the unit asked for."""
+    given = [name for name in ("lengths", "corpus", "filelist") if getattr(args, name) is not None]
+    if len(given) > 1:
+        raise UserError("give one of LENGTHS, --corpus and --filelist, not several")
+    source = given[0] if given else ""
+    for name, reader in (
+        ("column", ("lengths",)),
+        ("hop_from", ("lengths",)),
+        ("hop_to", ("lengths",)),
+        ("data_dir", ("filelist",)),
+        ("hop_length", ("corpus", "filelist")),
+    ):
+        value = getattr(args, name)
+        if value is not None and source not in reader:
+            goes = " or ".join({"lengths": "LENGTHS"}.get(r, f"--{r}") for r in reader)
+            raise UserError(f"--{name} {value}: goes with {goes} only; leave it out")
+        if name.startswith("hop") and value is not None and value < 1:
+            raise UserError(f"--{name} {value}: use 1 sample or more")
+    if (args.hop_from is None) != (args.hop_to is None):
+        raise UserError("--hop_from and --hop_to: give both or neither")
+    hop_length = args.hop_length or HParams().hop_length
+    if source == "corpus":
+        return corpus_lengths(args.corpus, hop_length)
+    if source == "filelist":
+        return filelist_lengths(args.filelist, args.data_dir or "", hop_length)
+    if source == "lengths":
+        lengths = read_lengths(args.lengths, args.column)
+        if args.hop_from is not None:  # in whole half samples: 2 frames - 1 halves of hop_from
+            lengths = (2 * lengths - 1) * args.hop_from // (2 * args.hop_to) + 1
+        return lengths
+    print("no lengths given: drawing them from a distribution much like LJSpeech's")
+    return ljspeech_like_lengths(13_100)
+
+
+def main() -> None:
+    args = parse_args()
+    lengths = get_lengths(args)
+    if len(lengths) < EXAMPLE_CLIPS:
+        raise UserError(f"{len(lengths)} clips: the figures need {EXAMPLE_CLIPS} or more")
+    if args.train_size is not None and not 1 <= args.train_size <= len(lengths):
+        raise UserError(f"--train_size {args.train_size}: use 1 to {len(lengths)}, all clips")
+    if args.seeds < 1:
+        raise UserError(f"--seeds {args.seeds}: use 1 or more")
+    if args.lrf > 1000:
+        raise UserError(f"--lrf {args.lrf}: use 1000 or less; SSB is RAND long before")
+    try:
+        rows = table(lengths, args)
+    except ValueError as error:  # batch_size, lrf, bucket_size or n_bins
+        raise UserError(f"--{error}") from None
+    try:
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        if args.json:
+            numbers = {
+                "clips": args.train_size or len(lengths),
+                "clips_in_all": len(lengths),
+                "seeds": args.seeds,
+                "batch_size": args.batch_size,
+                "unit": args.unit,
+                "rows": rows,
+            }
+            args.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be written ({error.strerror})") from None
+    size = f"{args.train_size or len(lengths):,} of {len(lengths):,} clips"
+    over = f"mean ± sd over {args.seeds} seeds" if args.seeds > 1 else "one seed"
+    print(f"{size}, batch size {args.batch_size}; {over}. BR changes none of these.\n")
+    print("\n".join(markdown(rows, args)) + "\n")
+    with rc_context(STYLE):
+        for path in draw_all(lengths, args):
+            print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
