@@ -68,6 +68,8 @@ def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
         UserError: what is wrong, one line per problem: a missing or malformed filelist, a clip
             whose wav file or text cannot be used, no clips at all.
     """
+    if hparams.n_symbols < len(symbols):
+        raise UserError(f"setting n_symbols={hparams.n_symbols}: use {len(symbols)} or more")
     clips, problems, vanishing = [], [], {}
     for filelist in filelists.split("+"):
         for number, line in enumerate(_read_lines(filelist.strip()), 1):
@@ -107,13 +109,23 @@ def _parse_line(line: str, place: str, hparams: HParams) -> Clip:
         raise UserError(f"'{line}' is not path|text; write a path, one |, and the text")
     path = os.path.join(hparams.data_dir, path)
     n_samples = check_wav(path, hparams)
+    ids = speakable_ids(text, hparams)
+    return Clip(path, text, ids, n_samples // hparams.hop_length + 1, place)
+
+
+def speakable_ids(text: str, hparams: HParams) -> list[int]:
+    """Symbols of ``text`` once cleaned.
+
+    Raises:
+        UserError: it has no letter and no phone, a phone is unknown, or a cleaner is.
+    """
     try:
         ids = text_to_sequence(text, hparams.text_cleaners)
     except ValueError as error:
         raise UserError(str(error)) from None
     if not any(symbols[i].isalpha() or symbols[i].startswith("@") for i in ids):
-        raise UserError(f"text '{text}' has nothing to speak once cleaned; mend or remove the line")
-    return Clip(path, text, ids, n_samples // hparams.hop_length + 1, place)
+        raise UserError(f"text '{text}' has nothing to speak once cleaned; mend or remove it")
+    return ids
 
 
 def check_wav(path: str, hparams: HParams) -> int:

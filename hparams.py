@@ -38,18 +38,18 @@ class HParams:
 
     # Experiment
     seed: int = 0  # of the weights, the dropout, and (+ 1 per epoch) the batching
-    epochs: int = 220
-    epochs_per_validation: int = 2
-    epochs_per_checkpoint: int = 2
+    epochs: int = 220  # passes over the training set
+    epochs_per_validation: int = 2  # validate after every so many epochs
+    epochs_per_checkpoint: int = 2  # and save checkpoint_last.pt
     precision: str = "fp32"  # fp32: TF32 off everywhere; tf32: faster, 10-bit mantissa products
 
     # Data
     data_dir: str = ""  # what relative paths in the filelists start from; "": the current folder
     training_files: str = "filelists/ljspeech_train.txt"  # several joined with +
-    validation_files: str = "filelists/ljspeech_val.txt"
-    text_cleaners: tuple[str, ...] = ("english_cleaners",)
+    validation_files: str = "filelists/ljspeech_val.txt"  # likewise
+    text_cleaners: tuple[str, ...] = ("english_cleaners",)  # of text/cleaners.py, in order
     cache_mels: bool = True  # False: compute every mel again each time it is needed
-    mel_cache_dir: str = "mel_cache"
+    mel_cache_dir: str = "mel_cache"  # where the computed mels are kept
     num_workers: int = 1  # loader processes; 0: load in the training process
 
     # Audio
@@ -57,7 +57,7 @@ class HParams:
     filter_length: int = 2048  # FFT size, samples
     hop_length: int = 276  # samples: 12.5 ms frames (Sec. 6)
     win_length: int = 1102  # samples: 50 ms windows (Sec. 6)
-    n_mel_channels: int = 80
+    n_mel_channels: int = 80  # mel bands
     mel_fmin: float = 0.0  # Hz
     mel_fmax: float = 8000.0  # Hz
 
@@ -75,32 +75,32 @@ class HParams:
     batch_capacity_seconds: float = 0.0  # the same in seconds; 0: not given
 
     # Model
-    n_symbols: int = 148
-    symbols_embedding_dim: int = 512
-    encoder_n_convolutions: int = 3
-    encoder_kernel_size: int = 5
-    encoder_embedding_dim: int = 512
-    prenet_dim: int = 256
-    attention_rnn_dim: int = 1024
-    attention_dim: int = 128
-    attention_location_n_filters: int = 32
-    attention_location_kernel_size: int = 31
-    decoder_rnn_dim: int = 1024
-    postnet_embedding_dim: int = 512
-    postnet_kernel_size: int = 5
-    postnet_n_convolutions: int = 5
-    p_encoder_dropout: float = 0.5
+    n_symbols: int = 148  # characters and phones: those of text/symbols.py
+    symbols_embedding_dim: int = 512  # features per symbol
+    encoder_n_convolutions: int = 3  # layers
+    encoder_kernel_size: int = 5  # characters
+    encoder_embedding_dim: int = 512  # features per character, half of them per direction
+    prenet_dim: int = 256  # features per frame
+    attention_rnn_dim: int = 1024  # units
+    attention_dim: int = 128  # features compared
+    attention_location_n_filters: int = 32  # filters over past attention
+    attention_location_kernel_size: int = 31  # characters
+    decoder_rnn_dim: int = 1024  # units
+    postnet_embedding_dim: int = 512  # channels
+    postnet_kernel_size: int = 5  # frames
+    postnet_n_convolutions: int = 5  # layers
+    p_encoder_dropout: float = 0.5  # after each of the encoder's convolutions
     p_prenet_dropout: float = 0.5  # stays on in validation and inference
-    p_attention_dropout: float = 0.1
-    p_decoder_dropout: float = 0.1
-    p_postnet_dropout: float = 0.5
+    p_attention_dropout: float = 0.1  # of the attention LSTM's output, as it is carried on
+    p_decoder_dropout: float = 0.1  # of the decoder LSTM's output, likewise
+    p_postnet_dropout: float = 0.5  # after each of the postnet's convolutions
     mask_padding: bool = True  # outputs beyond a clip's end: mels 0, gate energy 1000
     gate_threshold: float = 0.5  # inference: stop when the gate's probability exceeds it
     max_decoder_steps: int = 1000  # inference: frames after which a clip is cut off
 
     # Optimisation
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-6
+    learning_rate: float = 1e-3  # of Adam, constant
+    weight_decay: float = 1e-6  # L2, of Adam
     grad_clip_thresh: float = 1.0  # L2 norm of all gradients together
     guided_attention_weight: float = 0.0  # Tachibana et al. 2018; the paper has none
     guided_attention_sigma: float = 0.2  # their g: width of the unpenalised diagonal

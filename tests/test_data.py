@@ -108,7 +108,7 @@ def write_bad_clips(corpus) -> None:
         ("short.wav|ok", "short.wav: 220 samples, too short for a mel; remove the line"),
         ("empty.wav|ok", "empty.wav: 0 samples, too short for a mel; remove the line"),
         ("noise.wav|ok", "noise.wav: not a readable sound file"),
-        ("0.wav|", "text '' has nothing to speak once cleaned; mend or remove the line"),
+        ("0.wav|", "text '' has nothing to speak once cleaned; mend or remove it"),
         ("0.wav|...!", "text '...!' has nothing to speak once cleaned"),
         ("0.wav|say {QQ}", "list.txt:1: "),
         ("", "list.txt: has no clips; write lines of path|text"),

@@ -1,10 +1,14 @@
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hparams import HParams, UserError, create_hparams
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_presets_are_the_paper_and_nvidia():
@@ -92,3 +96,19 @@ def test_any_text_parses_or_is_refused_in_one_line(text):
         assert isinstance(create_hparams(text), HParams)
     except UserError as error:
         assert str(error)
+
+
+def test_the_readme_lists_every_setting_as_it_stands_in_the_source():
+    source = (ROOT / "hparams.py").read_text()
+    lines = re.findall(r"^    (\w+): [^=]+ = (.+?)  # (.+)$", source, re.M)
+    assert [name for name, _, _ in lines] == [field.name for field in dataclasses.fields(HParams)]
+    rows = re.findall(r"^\| `(\w+)` \| `(.+)` \| (.+) \|$", (ROOT / "README.md").read_text(), re.M)
+    for row, line in zip(rows, lines, strict=True):
+        assert row == (line[0], _as_typed(line[1]), line[2])
+
+
+def _as_typed(default: str) -> str:
+    """A default as it is written in --hparams."""
+    if default.startswith("("):
+        return f"[{default.strip('(,)')}]".replace('"', "")
+    return default.strip('"') or " "

@@ -1,0 +1,78 @@
+"""Speak text with a trained model, by Griffin-Lim.
+
+    python scripts/synthesize.py -c runs/first/checkpoint_best.pt "Good morning." "And you?"
+
+Writes 1.wav, 1.png (the alignment), 1.npy (the log-mel, n_mels x frames, for a vocoder), 2.wav, ...
+"""
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from checkpoint import load_checkpoint, load_weights
+from data_utils import speakable_ids
+from hparams import HParams, UserError, create_hparams, exit_on_user_error
+from layers import griffin_lim
+from logger import Sample, draw_alignment
+from model import Tacotron2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Speak text with a trained model.")
+    parser.add_argument("text", nargs="+", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
+    parser.add_argument("-c", "--checkpoint", required=True, type=Path, help="that train.py saved")
+    parser.add_argument(
+        "-o", "--output_dir", type=Path, default=Path("runs/speech"), help="(default %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the prenet's dropout")
+    args = parser.parse_args()
+
+    state = load_checkpoint(args.checkpoint)
+    try:
+        # NVIDIA's checkpoints have no settings in them.
+        hparams = (
+            HParams(**state["hparams"]) if "hparams" in state else create_hparams("", "nvidia")
+        )
+    except TypeError as error:
+        raise UserError(f"{args.checkpoint}: settings of another version ({error})") from None
+    ids = []
+    for text in args.text:
+        try:
+            ids.append(torch.tensor(speakable_ids(text, hparams)))
+        except UserError as error:
+            raise UserError(f"argument {error}") from None
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = Tacotron2(hparams)
+    load_weights(model, state, args.checkpoint)
+    model.to(device).eval()
+
+    torch.manual_seed(args.seed)
+    lengths = torch.tensor([len(one) for one in ids])
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        output = model.inference(pad_sequence(ids, batch_first=True).to(device), lengths)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    for i, text in enumerate(args.text):
+        n = int(output.mel_lengths[i])
+        mel = output.mel_postnet[i, :, :n].cpu()
+        alignment = output.alignment[i, :n, : lengths[i]].cpu()
+        path = args.output_dir / str(i + 1)
+        soundfile.write(f"{path}.wav", griffin_lim(mel, hparams), hparams.sampling_rate)
+        np.save(f"{path}.npy", mel.numpy())
+        sample = Sample(text, mel, mel, output.gate[i, :n].cpu(), alignment)
+        draw_alignment(sample, hparams.hop_length / hparams.sampling_rate).savefig(f"{path}.png")
+        seconds = n * hparams.hop_length / hparams.sampling_rate
+        end = "" if output.stopped[i] else ", cut off: it never stopped"
+        print(f"{path}.wav: {seconds:.1f} s{end}")
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
