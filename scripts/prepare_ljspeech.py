@@ -20,13 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-import soundfile
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from data_utils import check_wav, read_wav, speakable_ids
 from hparams import HParams, UserError, exit_on_user_error
-from text import text_to_sequence
 
 CORPUS = "LJSpeech-1.1"  # the one folder at the top of the archive
 URL = "https://data.keithito.com/data/speech/LJSpeech-1.1.tar.bz2"
@@ -192,7 +191,7 @@ def extract(archive: Path, data_dir: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def read_corpus(corpus: Path, sampling_rate: int) -> dict[str, str]:
+def read_corpus(corpus: Path, hparams: HParams) -> dict[str, str]:
     """ID → transcript of every clip in ``metadata.csv``, in its order, all checked.
 
     The transcript is the third column, or the second where there are two.
@@ -213,16 +212,13 @@ def read_corpus(corpus: Path, sampling_rate: int) -> dict[str, str]:
             if clip_id in clips:
                 raise ValueError(f"ID {clip_id} is on line {line_of[clip_id]} too; keep one")
             clips[clip_id], line_of[clip_id] = text, number
-            if not text_to_sequence(text, ["english_cleaners"]):
-                raise ValueError(f"nothing to say in '{text}'; write it out, or drop the line")
+            speakable_ids(text, hparams)
         except ValueError as error:
             problems.append(f"{metadata}:{number}: {error}")
     paths = [corpus / "wavs" / f"{clip_id}.wav" for clip_id in clips]
-    with ThreadPoolExecutor() as pool:  # mostly waiting for the disk
-        found = pool.map(partial(clip_problem, sampling_rate=sampling_rate), paths)
-        for path, problem in zip(paths, progress(found, "check", len(paths)), strict=True):
-            if problem:
-                problems.append(f"{path}: {problem}")
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(partial(clip_problem, hparams=hparams), paths)
+        problems += filter(None, progress(found, "check", len(paths)))
     if not problems and len(clips) < 2:
         problems = [f"{metadata}: {len(clips)} clips; a split needs at least 2"]
     if problems:
@@ -245,24 +241,16 @@ def _parse(line: bytes) -> tuple[str, str]:
     return clip_id, text
 
 
-def clip_problem(path: Path, sampling_rate: int) -> str | None:
-    """What makes a clip unfit for training, with the fix, or None."""
+def clip_problem(path: Path, hparams: HParams) -> str | None:
+    """What would keep a clip out of training, with its path and the fix, or None."""
     if not path.is_file():
-        return "missing; extract the corpus again, or drop its line of metadata.csv"
+        return f"{path}: missing; extract the corpus again, or drop its line of metadata.csv"
     try:
-        with soundfile.SoundFile(path) as clip:
-            problems = []
-            if clip.samplerate != sampling_rate:
-                problems.append(f"{clip.samplerate} Hz; resample to {sampling_rate}")
-            if clip.channels != 1:
-                problems.append(f"{clip.channels} channels; mix down to 1")
-            # any() stops at the first sound, so only a silent clip is read to its end.
-            if not any(block.any() for block in clip.blocks(4096, dtype="float32")):
-                what = "silent" if clip.frames else "0 samples"
-                problems.append(f"{what}; record it again, or drop its line of metadata.csv")
-    except (soundfile.SoundFileError, OSError) as error:
-        return f"unreadable ({getattr(error, 'error_string', error)}); replace it"
-    return "; ".join(problems) or None
+        check_wav(str(path), hparams)
+        read_wav(str(path))
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def split(ids: Sequence[str], train_fraction: float, seed: int) -> tuple[list[str], list[str]]:
@@ -358,7 +346,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if corpus is None:
             data_dir = args.data_dir or args.archive.parent
             corpus = obtain(data_dir, args.archive, args.url or URL, sha256)
-        clips = read_corpus(corpus, args.sampling_rate)
+        clips = read_corpus(corpus, HParams(sampling_rate=args.sampling_rate))
         train_ids, val_ids = split(list(clips), args.train_fraction, args.seed)
         for path, ids in ((train_path, train_ids), (val_path, val_ids)):
             write_filelist(path, [f"wavs/{clip_id}.wav|{clips[clip_id]}" for clip_id in ids])

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from hparams import UserError, create_hparams
+from hparams import HParams, UserError, create_hparams
 from scripts import prepare_ljspeech as prepare
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -378,14 +378,14 @@ def test_every_problem_of_a_corpus_is_in_one_list_and_nothing_is_written(tmp_pat
         f"{meta}:14: ID 'C-8/x'; use the name",
         f"{meta}:15: 1 column(s); use ID|text",
         f"{meta}:16: 4 column(s); use ID|text",
-        f"{meta}:18: nothing to say in ''; write it out",
+        f"{meta}:18: text '' has nothing to speak once cleaned",
         f"{meta}:19: byte 0xe9 is not UTF-8; save as UTF-8",
-        f"{wavs}/C-0.wav: 2 channels; mix down to 1",
-        f"{wavs}/C-1.wav: 16000 Hz; resample to 22050",
+        f"{wavs}/C-0.wav: 2 channels; mix it down to mono",
+        f"{wavs}/C-1.wav: sampling rate 16000 Hz; resample it to 22050 Hz",
         f"{wavs}/C-2.wav: missing; extract the corpus again",
-        f"{wavs}/C-3.wav: 0 samples; record it again",
-        f"{wavs}/C-4.wav: unreadable (Format not recognised.); replace it",
-        f"{wavs}/C-5.wav: silent; record it again",
+        f"{wavs}/C-3.wav: 0 samples, too short for a mel",
+        f"{wavs}/C-4.wav: not a readable sound file",
+        f"{wavs}/C-5.wav: is silent (peak 0); remove its line",
     ]
     for got, want in zip(problems, expected, strict=True):
         assert got.startswith(f"  {want}")
@@ -397,7 +397,7 @@ def test_columns_byte_order_mark_and_line_ends(tmp_path):
     (corpus / "metadata.csv").write_bytes(
         b"\xef\xbb\xbfC-0|one \xe2\x80\x9cquoted\xe2\x80\x9d|two\r\n\r\nC-1|only  one\r\nC-2|a|c"
     )
-    clips = prepare.read_corpus(corpus, 22050)
+    clips = prepare.read_corpus(corpus, HParams())
     assert clips == {"C-0": "two", "C-1": "only one", "C-2": "c"}
 
 
