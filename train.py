@@ -71,7 +71,9 @@ def main() -> None:
     last, best = args.output_dir / "checkpoint_last.pt", args.output_dir / "checkpoint_best.pt"
     if last.exists() and not args.resume:
         raise UserError(f"{args.output_dir}: holds a run; --resume it, or give another -o")
-    make_folder(args.output_dir)
+    log_dir = args.log_dir or args.output_dir / "logs"
+    for folder in (args.output_dir, log_dir):
+        make_folder(folder)
     # A GPU's TF32 rounds inputs to 10 bits; cuDNN's would be on by default.
     torch.backends.cuda.matmul.allow_tf32 = hparams.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = hparams.precision == "tf32"
@@ -93,7 +95,9 @@ def main() -> None:
         if "sampler" in state and not args.warm_start:
             position, step, best_loss = state["sampler"], state["step"], state["best_loss"]
             optimizer.load_state_dict(state["optimizer"])
-            optimizer.param_groups[0]["lr"] = hparams.learning_rate
+            optimizer.param_groups[0].update(
+                lr=hparams.learning_rate, weight_decay=hparams.weight_decay
+            )
             set_random_state(state["random_state"])
 
     # Data
@@ -108,14 +112,12 @@ def main() -> None:
 
     settings = dataclasses.asdict(hparams)
     (args.output_dir / "hparams.json").write_text(json.dumps(settings, indent=2) + "\n")
-    logger = RunLogger(
-        args.output_dir, args.log_dir or args.output_dir / "logs", position["epoch"], step
-    )
+    logger = RunLogger(args.output_dir, log_dir, position["epoch"], step)
     print(
         f"{torch.cuda.get_device_name() if device.type == 'cuda' else 'CPU'}, "
         f"{hparams.precision}; {sum(p.numel() for p in model.parameters()):,} parameters; "
         f"{len(train_clips):,} training and {len(val_clips):,} validation clips; "
-        f"{f'from {source}, ' if source else ''}epochs {position['epoch']} to {hparams.epochs - 1}"
+        f"{position['epoch']} of {hparams.epochs} epochs done{f', from {source}' if source else ''}"
     )
 
     # Epochs
@@ -281,7 +283,9 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); give another -o") from None
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror}); give another folder"
+        ) from None
 
 
 def random_state() -> dict[str, torch.Tensor]:

@@ -181,7 +181,7 @@ def test_bad_options_are_named(tmp_path, settings, monkeypatch, options, message
 
 def test_an_output_folder_that_cannot_be_written_is_named(tmp_path, settings, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file/run: cannot be written .*; give another -o"):
+    with pytest.raises(UserError, match=r"file/run: cannot be written .*; give another folder"):
         run(monkeypatch, tmp_path / "file" / "run", settings)
 
 
