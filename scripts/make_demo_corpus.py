@@ -835,8 +835,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         epilog=f"The engine comes with: pip install {WHEEL} (GPL version 3). 13,100 clips, 24 "
         "hours of speech, take about 3 minutes on two CPU cores, and 3.8 GB.",
     )
-    parser.add_argument("output", nargs="?", metavar="DIR", type=Path, help="where the corpus goes")
-    parser.add_argument("--output_dir", metavar="DIR", type=Path, help="the same, by name")
+    parser.add_argument("output_dir", metavar="DIR", type=Path, help="where the corpus goes")
     parser.add_argument(
         "--clips", type=int, metavar="N", help="how many clips (default: 300; LJSpeech has 13100)"
     )
@@ -859,9 +858,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     args = parser.parse_args(argv)
 
-    if (args.output is None) == (args.output_dir is None):
-        raise UserError("give the corpus folder once: make_demo_corpus.py DIR, or --output_dir DIR")
-    args.output_dir = args.output_dir or args.output
     if args.transcripts is not None:
         for name in ("clips", "duration_scale"):
             if getattr(args, name) is not None:

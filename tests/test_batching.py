@@ -547,7 +547,8 @@ def test_no_warning_without_oversize_clips():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for oversize in ("error", "alone", "drop"):
-            plan_batches([5, 20, 9, 30], capacity=30, oversize=oversize)
+            plan = plan_batches([5, 20, 9, 30], capacity=30, oversize=oversize)
+            assert len(plan.oversize) == 0
 
 
 @pytest.mark.parametrize(
