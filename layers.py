@@ -82,10 +82,15 @@ class MelSpectrogram(nn.Module):
 
 
 def griffin_lim(mel: Tensor, hparams: Any) -> np.ndarray:
-    """Samples (n_samples,) float32 in [-1, 1] whose log-mel is close to ``mel`` (n_mels, T_out).
+    """Samples float32 in [-1, 1], ``(T_out - 1) * hop_length`` of them, for a log-mel.
 
     Phases come from 60 iterations of Griffin and Lim (1984): intelligible, not natural.
+
+    Args:
+        mel: (n_mels, T_out)
     """
+    if mel.size(1) < 2:  # one frame is a moment, not a sound
+        return np.zeros(0, np.float32)
     samples = librosa.feature.inverse.mel_to_audio(
         torch.exp(mel.double()).cpu().numpy(),
         sr=hparams.sampling_rate,

@@ -20,7 +20,7 @@ HEAD = (
 )  # fmt: skip
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description="Compare runs of train.py: padding (ZPR), average batch length in frames "
         "(ABL) and batches per epoch are means over the epochs; seconds per epoch is the median, "
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
         "frames only) and the alignment score (1: on the diagonal) are the last validation's."
     )
     parser.add_argument("runs", nargs="+", type=Path, help="output folders of train.py")
-    runs = parser.parse_args(arguments).runs
+    runs = parser.parse_args().runs
     rows = [summarise(run) for run in runs]
     first = rows[0]["seconds"]
     cells = [
