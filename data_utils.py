@@ -28,6 +28,7 @@ from layers import MelSpectrogram
 from text import symbols, text_to_sequence, unknown_characters
 
 VALIDATION_SEED = 1234  # the same validation batches for every run, whatever its settings
+MEL_VERSION = 1  # raise it when MelSpectrogram gives other values: caches are made again
 SILENCE = 1e-3  # -60 dB of full scale: a clip that stays below it holds no speech
 
 
@@ -269,6 +270,7 @@ def open_mels(clips: Iterable[Clip], hparams: HParams) -> Mels:
     audio += ("n_mel_channels", "mel_fmin", "mel_fmax")
     status = [os.stat(clip.path) for clip in clips]
     key = {
+        "version": MEL_VERSION,
         "audio": {name: getattr(hparams, name) for name in audio},
         "files": [
             (os.path.abspath(clip.path), s.st_size, s.st_mtime_ns)

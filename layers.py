@@ -49,13 +49,16 @@ class MelSpectrogram(nn.Module):
     def __init__(self, hparams: Any) -> None:
         super().__init__()
         self.n_fft, self.hop_length = hparams.filter_length, hparams.hop_length
-        self.register_buffer("window", torch.hann_window(hparams.win_length))
+        # In float64: a float32 FFT is off by up to 0.002 in the log of near-silent bands.
+        window = torch.hann_window(hparams.win_length, dtype=torch.float64)
+        self.register_buffer("window", window)
         basis = librosa.filters.mel(
             sr=hparams.sampling_rate,
             n_fft=hparams.filter_length,
             n_mels=hparams.n_mel_channels,
             fmin=hparams.mel_fmin,
             fmax=hparams.mel_fmax,
+            dtype=np.float64,
         )
         self.register_buffer("mel_basis", torch.from_numpy(basis))  # (n_mels, n_fft / 2 + 1)
 
@@ -66,10 +69,10 @@ class MelSpectrogram(nn.Module):
             waveform: (n_samples,) or (B, n_samples), more than ``filter_length / 2`` samples.
 
         Returns:
-            (..., n_mels, n_samples // hop_length + 1)
+            (..., n_mels, n_samples // hop_length + 1) float32
         """
         spectrum = torch.stft(
-            waveform,
+            waveform.double(),
             self.n_fft,
             self.hop_length,
             self.window.numel(),
@@ -78,7 +81,7 @@ class MelSpectrogram(nn.Module):
             pad_mode="reflect",
             return_complex=True,
         )  # (..., n_fft / 2 + 1, T_out)
-        return torch.log(torch.clamp(self.mel_basis @ spectrum.abs(), min=1e-5))
+        return torch.log(torch.clamp(self.mel_basis @ spectrum.abs(), min=1e-5)).float()
 
 
 def griffin_lim(mel: Tensor, hparams: Any) -> np.ndarray:
