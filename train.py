@@ -183,19 +183,21 @@ def train_epoch(
             loss = loss_function(model(batch), batch)
             optimizer.zero_grad()
             loss.objective.backward()
-            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), hparams.grad_clip_thresh)
-            optimizer.step()
-            losses.append(loss.total.item())  # waits for the GPU
-            if not math.isfinite(losses[-1]):
+            grad_norm = torch.nn.utils.clip_grad_norm_(
+                model.parameters(), hparams.grad_clip_thresh
+            ).item()  # waits for the GPU
+            if not math.isfinite(grad_norm):
                 raise UserError(
-                    f"epoch {epoch}, batch {bar.n}: the loss is {losses[-1]}; --resume from the "
-                    "last checkpoint with a smaller learning_rate or grad_clip_thresh"
+                    f"epoch {epoch}, batch {bar.n}: the gradient is {grad_norm}; --resume from "
+                    "the last checkpoint with a smaller learning_rate"
                 )
+            optimizer.step()
             step += 1
+            losses.append(loss.total.item())
             values = {"loss": losses[-1], "masked_loss": loss.masked.item()}
             if hparams.guided_attention_weight:
                 values["guided_attention_loss"] = loss.guided_attention.item()
-            values |= {"grad_norm": grad_norm.item(), "learning_rate": hparams.learning_rate}
+            values |= {"grad_norm": grad_norm, "learning_rate": hparams.learning_rate}
             logger.log("step", epoch, step, values)
             frames_per_second = real_frames / (time.perf_counter() - started)
             bar.set_postfix_str(
@@ -245,7 +247,8 @@ def validate(
                     *(getattr(loss, name).item() * n_padded for name in names),
                     loss.masked.item() * n_real,
                     *(score.sum().item() for score in scores),
-                ]
+                ],
+                dtype=torch.float64,
             )
             padded_frames, real_frames = padded_frames + n_padded, real_frames + n_real
             if sample is None:

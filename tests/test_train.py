@@ -219,3 +219,13 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path):
         save_checkpoint(path, {"state_dict": {}, "lock": threading.Lock()})
     assert load_checkpoint(path)["step"] == 1
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights(tmp_path, settings, monkeypatch):
+    settings += "epochs_per_checkpoint=1,"
+    run(monkeypatch, tmp_path / "run", settings + "epochs=1")
+    before = (tmp_path / "run" / "checkpoint_last.pt").read_bytes()
+    with pytest.raises(UserError, match="epoch 1, batch 0: the gradient is (inf|nan); --resume"):
+        bad = settings + "epochs=2,guided_attention_weight=1e38"
+        run(monkeypatch, tmp_path / "run", bad, "--resume")
+    assert (tmp_path / "run" / "checkpoint_last.pt").read_bytes() == before
