@@ -193,6 +193,7 @@ def _buckets(
     """BKT (Sec. 3): sort, divide from the longest down, shuffle inside. One bucket is RAND."""
     n = len(lengths)
     order = _semi_sort(lengths, 0, rng)[::-1].copy()
+    n_buckets = min(n_buckets, n)
     if edges == "size":
         ends = np.append(np.arange(bucket_size, n, bucket_size), n)
     elif edges == "quantile":
@@ -208,7 +209,7 @@ def _buckets(
 
 def _alternate(lengths: np.ndarray, n_bins: int, rng: np.random.Generator) -> np.ndarray:
     """ATS (Sec. 3): shuffle, divide into equal bins, sort up and down by turns. One bin is SB."""
-    bins = np.array_split(rng.permutation(len(lengths)), n_bins)
+    bins = np.array_split(rng.permutation(len(lengths)), min(n_bins, len(lengths)))
     for b, members in enumerate(bins):
         members[:] = members[np.argsort(lengths[members], kind="stable")]
         if b % 2:

@@ -62,8 +62,7 @@ class Batch(NamedTuple):
 def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
     """The clips of one or more filelists, joined with ``+``, from headers alone.
 
-    A line is ``path|text``; a relative path starts from ``hparams.data_dir``. Characters that
-    no symbol stands for are reported once each.
+    A line is ``path|text``; a relative path starts from ``hparams.data_dir``.
 
     Raises:
         UserError: what is wrong, one line per problem: a missing or malformed filelist, a clip
@@ -71,36 +70,67 @@ def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
     """
     if hparams.n_symbols < len(symbols):
         raise UserError(f"setting n_symbols={hparams.n_symbols}: use {len(symbols)} or more")
-    clips, problems, vanishing = [], [], {}
+    if not os.path.isdir(hparams.data_dir or "."):
+        raise UserError(f"setting data_dir={hparams.data_dir}: no such folder; name the corpus's")
+    try:
+        text_to_sequence("", hparams.text_cleaners)
+    except ValueError as error:
+        raise UserError(f"setting text_cleaners: {error}") from None
+    clips, problems = [], []
     for filelist in filelists.split("+"):
-        for number, line in enumerate(_read_lines(filelist.strip()), 1):
-            place = f"{filelist.strip()}:{number}"
-            try:
-                clips.append(_parse_line(line, place, hparams))
-            except UserError as error:
-                problems.append(f"{place}: {error}")
-                continue
-            for character in unknown_characters(clips[-1].text, hparams.text_cleaners):
-                vanishing.setdefault(character, place)
-    if problems:
-        raise UserError("\n".join(problems))
+        lines = _read_lines(filelist.strip())
+        for number, line in enumerate(tqdm(lines, filelist, unit="clip", leave=False), 1):
+            if line.strip():
+                place = f"{filelist.strip()}:{number}"
+                try:
+                    clips.append(_parse_line(line, place, hparams))
+                except UserError as error:
+                    problems.append(f"{place}: {error}")
+    refuse(problems)
     if not clips:
         raise UserError(f"{filelists}: has no clips; write lines of path|text")
-    for character, place in sorted(vanishing.items()):
-        print(f"note: {place}: {character!r} (U+{ord(character):04X}) is no symbol: left out")
     return clips
+
+
+def refuse(problems: Sequence[str], most: int = 20) -> None:
+    """Raise the problems, if there are any, as one :class:`UserError`, a line each."""
+    if len(problems) > most:
+        problems = [*problems[:most], f"and {len(problems) - most:,} more problems like these"]
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def report_left_out(texts: Iterable[tuple[str, str]], hparams: HParams) -> None:
+    """Print the characters that no symbol stands for, once each.
+
+    Args:
+        texts: pairs of (place, text); the first place is named.
+    """
+    places = {}
+    for place, text in texts:
+        for character in unknown_characters(text, hparams.text_cleaners):
+            places.setdefault(character, place)
+    for character, place in sorted(places.items()):
+        print(f"note: {place}: {character!r} (U+{ord(character):04X}) is no symbol: left out")
 
 
 def _read_lines(filelist: str) -> list[str]:
     try:
-        return Path(filelist).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
+        lines = Path(filelist).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    except OSError as error:
         raise UserError(
-            f"{filelist}: no such filelist; scripts/prepare_ljspeech.py writes them, and "
-            "training_files and validation_files name them"
+            f"filelist '{filelist}': {error.strerror}; scripts/prepare_ljspeech.py writes "
+            "filelists, and training_files and validation_files name them"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{filelist}: cannot be read as UTF-8 text: {error}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            lines[number - 1] = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            byte = f"{line[error.start]:#04x}"
+            raise UserError(
+                f"{filelist}:{number}: byte {byte} is not UTF-8; save as UTF-8"
+            ) from None
+    return lines
 
 
 def _parse_line(line: str, place: str, hparams: HParams) -> Clip:
@@ -138,11 +168,9 @@ def check_wav(path: str, hparams: HParams) -> int:
     """
     try:
         header = soundfile.info(path)
-    except (soundfile.LibsndfileError, OSError) as error:
+    except (soundfile.LibsndfileError, OSError, TypeError) as error:  # TypeError: a .raw file
         if not os.path.exists(path):
-            raise UserError(
-                f"{path}: no such file; is data_dir='{hparams.data_dir}' right?"
-            ) from None
+            raise UserError(f"{path}: no such file; mend its line, or set data_dir") from None
         raise UserError(f"{path}: not a readable sound file ({error}); replace it") from None
     if header.samplerate != hparams.sampling_rate:
         raise UserError(
@@ -174,7 +202,7 @@ def read_wav(path: str) -> np.ndarray:
         raise UserError(f"{path}: has samples that are not finite; replace it")
     if peak > 1:
         raise UserError(f"{path}: has a sample of {peak:g}, beyond [-1, 1]; scale it down")
-    if peak < SILENCE:
+    if peak - abs(float(samples.mean())) < SILENCE:  # a constant is no sound either
         raise UserError(f"{path}: is silent (peak {peak:g}); remove its line")
     return samples
 
@@ -225,14 +253,20 @@ class _MelCache:
 
     def is_complete(self) -> bool:
         try:
-            return np.load(self.path, mmap_mode="r").shape == self.shape
+            mels = np.load(self.path, mmap_mode="r")
+            return mels.shape == self.shape and mels.dtype == np.float32
         except (OSError, ValueError, EOFError):
             return False
 
     def write(self, clips: Sequence[Clip], hparams: HParams) -> None:
         """Compute every mel, in parallel; the file appears under its name when complete."""
         size = self.shape[0] * self.shape[1] * 4
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"setting mel_cache_dir={hparams.mel_cache_dir}: {error.strerror}; name a folder"
+            ) from None
         free = shutil.disk_usage(self.path.parent).free
         if size > free:
             raise UserError(
@@ -261,7 +295,8 @@ def open_mels(clips: Iterable[Clip], hparams: HParams) -> Mels:
     Raises:
         UserError: clips whose samples cannot be used, one line each; no room for the cache.
     """
-    clips = sorted({clip.path: clip for clip in clips}.values())
+    by_path = {clip.path: clip for clip in clips}
+    clips = [by_path[path] for path in sorted(by_path)]
     if not hparams.cache_mels:
         for _ in _run(_Compute(clips, hparams, check_only=True), "checking clips"):
             pass
@@ -290,7 +325,8 @@ def _run(jobs: _Compute, what: str) -> Iterable[np.ndarray]:
     Raises:
         UserError: at the end, the messages of the jobs that failed.
     """
-    workers = os.cpu_count() if len(jobs) > 8 else 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = cores if len(jobs) > 8 else 0
     generator = torch.Generator()  # so that the loader does not draw from the training's
     loader = DataLoader(
         jobs, batch_size=None, num_workers=workers, collate_fn=_as_is, generator=generator
@@ -301,8 +337,7 @@ def _run(jobs: _Compute, what: str) -> Iterable[np.ndarray]:
             problems.append(result)
         if not problems:
             yield result
-    if problems:
-        raise UserError("\n".join(problems))
+    refuse(problems)
 
 
 def _as_is(item: object) -> object:
@@ -351,10 +386,14 @@ def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampl
             f"setting batch_size={hparams.batch_size}: {hparams.training_files} has {len(clips)} "
             f"clips; use at most {len(clips)}"
         )
+    capacity = None
     frame = hparams.hop_length / hparams.sampling_rate  # seconds
-    capacity = hparams.batch_capacity or int(hparams.batch_capacity_seconds / frame)
+    if hparams.batch_capacity_seconds:
+        capacity = int(hparams.batch_capacity_seconds / frame)
+    elif hparams.batch_capacity:
+        capacity = hparams.batch_capacity
     longest = max(clips, key=lambda clip: clip.n_frames)
-    if 0 < capacity < longest.n_frames:
+    if capacity is not None and capacity < longest.n_frames:
         fix = f"batch_capacity={longest.n_frames}"
         if hparams.batch_capacity_seconds:
             fix = f"batch_capacity_seconds={math.ceil(longest.n_frames * frame * 100) / 100}"
@@ -374,7 +413,7 @@ def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampl
         bucket_edges=hparams.bucket_edges,
         n_buckets=hparams.n_buckets,
         n_bins=hparams.n_bins,
-        capacity=capacity or None,
+        capacity=capacity,
     )
 
 

@@ -7,13 +7,14 @@ Names are those of NVIDIA's Tacotron 2 where it has one. Section numbers are the
 strategies", Interspeech 2021).
 """
 
+import argparse
 import ast
 import dataclasses
 import difflib
-import math
 import re
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 
 class UserError(ValueError):
@@ -30,6 +31,13 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse's, whose errors are a :class:`UserError`, in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help shows the arguments")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +131,10 @@ class HParams:
         ]  # fmt: skip
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type is float and not math.isfinite(value):
-                self._refuse(field.name, "use a finite number")
+            if field.type is float and not abs(value) <= 1e6:
+                self._refuse(field.name, "use a number up to 1e6")
+            if field.type is int and abs(value) >= 2**31:
+                self._refuse(field.name, "use a whole number below 2**31")
         for name in positive:
             self._require(name, getattr(self, name) > 0, "use a value above 0")
         for name in not_negative:
@@ -147,7 +157,6 @@ class HParams:
             self.encoder_embedding_dim % 2 == 0,
             "use an even number: its halves are the two directions of the encoder",
         )
-        self._require("lrf", self.lrf <= 1e6, "use 0 to 1e6; 1000 is as good as RAND")
         self._require("gate_threshold", 0 < self.gate_threshold < 1, "use a value in (0, 1)")
         self._require(
             "win_length",

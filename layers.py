@@ -94,15 +94,21 @@ def griffin_lim(mel: Tensor, hparams: Any) -> np.ndarray:
     """
     if mel.size(1) < 2:  # one frame is a moment, not a sound
         return np.zeros(0, np.float32)
-    samples = librosa.feature.inverse.mel_to_audio(
-        torch.exp(mel.double()).cpu().numpy(),
+    mel = torch.nan_to_num(mel.double()).clamp(-12, 8)  # an untrained model may give anything
+    magnitude = librosa.feature.inverse.mel_to_stft(
+        torch.exp(mel).cpu().numpy(),
         sr=hparams.sampling_rate,
         n_fft=hparams.filter_length,
-        hop_length=hparams.hop_length,
-        win_length=hparams.win_length,
         power=1.0,
-        n_iter=60,
         fmin=hparams.mel_fmin,
         fmax=hparams.mel_fmax,
+    )
+    samples = librosa.griffinlim(
+        magnitude,
+        n_iter=60,
+        hop_length=hparams.hop_length,
+        win_length=hparams.win_length,
+        n_fft=hparams.filter_length,
+        random_state=0,
     )
     return (samples / max(1.0, np.abs(samples).max())).astype(np.float32)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from hparams import HParams
+from hparams import HParams, UserError
 from layers import griffin_lim
 
 
@@ -39,12 +39,12 @@ class RunLogger:
         path = output_dir / "metrics.jsonl"
         kept = []
         if epoch > 0 and path.exists():
-            kept = [line for line in path.read_text().splitlines(True) if _epoch(line) < epoch]
+            kept = [record for record in read_metrics(path) if record["epoch"] < epoch]
         part = path.with_suffix(".part")
-        part.write_text("".join(kept))
+        part.write_text("".join(json.dumps(record) + "\n" for record in kept))
         part.replace(path)
-        self.metrics = path.open("a")
-        self.tensorboard = SummaryWriter(log_dir, purge_step=step)
+        self.metrics = path.open("a", buffering=1)  # whole lines, for those who read along
+        self.tensorboard = SummaryWriter(log_dir, purge_step=step + 1 if step else 0)
 
     def log(self, event: str, epoch: int, step: int, values: dict[str, float]) -> None:
         """Scalars of one ``event``: "step" (training), "epoch" or "validation"."""
@@ -53,8 +53,6 @@ class RunLogger:
         folder = "training" if event == "step" else event
         for name, value in values.items():
             self.tensorboard.add_scalar(f"{folder}/{name}", value, step)
-        if event != "step":
-            self.metrics.flush()
 
     def log_sample(self, sample: Sample, step: int, hparams: HParams) -> None:
         """Pictures of a clip, and what its predicted mel sounds like; the latest also as files."""
@@ -77,11 +75,22 @@ class RunLogger:
         self.tensorboard.close()
 
 
-def _epoch(line: str) -> float:
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a ``metrics.jsonl``, but for a last line that is still being written.
+
+    Raises:
+        UserError: there is no such file, or it holds something else.
+    """
     try:
-        return json.loads(line)["epoch"]
-    except ValueError:  # the line that a kill cut off
-        return float("inf")
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        records = [json.loads(line) for line in lines]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); name an output of train.py") from None
+    if not all(
+        isinstance(record, dict) and {"event", "epoch"} <= set(record) for record in records
+    ):
+        raise UserError(f"{path}: not what train.py writes; name an output of train.py")
+    return records
 
 
 def alignment_scores(

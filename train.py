@@ -12,7 +12,6 @@ import json
 import math
 import resource
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -22,16 +21,30 @@ from tqdm import tqdm
 
 import data_utils
 from batching import batch_statistics
-from checkpoint import load_checkpoint, load_weights, save_checkpoint
+from checkpoint import (
+    STATE,
+    load_checkpoint,
+    load_weights,
+    make_folder,
+    refuse_changes,
+    save_checkpoint,
+)
 from data_utils import Batch, MelDataset, load_clips, make_loader, open_mels
-from hparams import PRESETS, HParams, UserError, create_hparams, exit_on_user_error
+from hparams import (
+    PRESETS,
+    ArgumentParser,
+    HParams,
+    UserError,
+    create_hparams,
+    exit_on_user_error,
+)
 from logger import RunLogger, Sample, alignment_scores
 from loss_function import Tacotron2Loss
 from model import Output, Tacotron2
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         description="Train Tacotron 2 with efficient batching.",
         epilog="The settings and what they mean: hparams.py, or the table in README.md.",
     )
@@ -78,6 +91,9 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = hparams.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = hparams.precision == "tf32"
 
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    print(f"training on {name}, {hparams.precision}", flush=True)
+
     # Model
     torch.manual_seed(hparams.seed)
     model = Tacotron2(hparams).to(device)
@@ -87,35 +103,44 @@ def main() -> None:
     )
 
     # Resume
+    settings = dataclasses.asdict(hparams)
     position, step, best_loss = {"epoch": 0, "batch": 0}, 0, math.inf
     source = last if args.resume and last.exists() else args.checkpoint
     if source:
         state = load_checkpoint(source)
+        if args.resume:
+            refuse_changes(state, settings, source)
         load_weights(model, state, source, hparams.ignore_layers if args.warm_start else ())
-        if "sampler" in state and not args.warm_start:
+        if all(name in state for name in STATE) and not args.warm_start:
             position, step, best_loss = state["sampler"], state["step"], state["best_loss"]
             optimizer.load_state_dict(state["optimizer"])
             optimizer.param_groups[0].update(
                 lr=hparams.learning_rate, weight_decay=hparams.weight_decay
             )
             set_random_state(state["random_state"])
+    if position["epoch"] >= hparams.epochs:
+        done = f"{source}: has {position['epoch']} epochs"
+        if not args.resume:
+            raise UserError(f"{done}; set epochs above that, or take its weights by --warm_start")
+        print(f"{done}: nothing left to do")
+        return
 
     # Data
     train_clips = load_clips(hparams.training_files, hparams)
     val_clips = load_clips(hparams.validation_files, hparams)
     sampler = data_utils.training_sampler(train_clips, hparams)
     sampler.load_state_dict(position)
+    places = ((clip.place, clip.text) for clip in [*train_clips, *val_clips])
+    data_utils.report_left_out(places, hparams)
     mels = open_mels([*train_clips, *val_clips], hparams)
     train_loader = make_loader(MelDataset(train_clips, mels), sampler, hparams)
     val_batches = data_utils.validation_batches(val_clips, hparams)
     val_loader = make_loader(MelDataset(val_clips, mels), val_batches, hparams)
 
-    settings = dataclasses.asdict(hparams)
     (args.output_dir / "hparams.json").write_text(json.dumps(settings, indent=2) + "\n")
     logger = RunLogger(args.output_dir, log_dir, position["epoch"], step)
     print(
-        f"{torch.cuda.get_device_name() if device.type == 'cuda' else 'CPU'}, "
-        f"{hparams.precision}; {sum(p.numel() for p in model.parameters()):,} parameters; "
+        f"{sum(p.numel() for p in model.parameters()):,} parameters; "
         f"{len(train_clips):,} training and {len(val_clips):,} validation clips; "
         f"{position['epoch']} of {hparams.epochs} epochs done{f', from {source}' if source else ''}"
     )
@@ -126,11 +151,10 @@ def main() -> None:
             model, train_loader, loss_function, optimizer, hparams, epoch, step, logger
         )
         logger.log("epoch", epoch, step, values)
-        is_last, is_best = epoch == hparams.epochs - 1, False
+        is_last, is_best, sample = epoch == hparams.epochs - 1, False, None
         if is_last or (epoch + 1) % hparams.epochs_per_validation == 0:
             values, sample = validate(model, val_loader, loss_function, device)
             logger.log("validation", epoch, step, values)
-            logger.log_sample(sample, step, hparams)
             tqdm.write(
                 f"epoch {epoch}: validation loss {values['loss']:.4f}, masked "
                 f"{values['masked_loss']:.4f}, alignment {values['diagonality']:.2f}"
@@ -148,8 +172,10 @@ def main() -> None:
         }
         if is_best:
             save_checkpoint(best, state)
-        if is_last or (epoch + 1) % hparams.epochs_per_checkpoint == 0:
+        if is_best or is_last or (epoch + 1) % hparams.epochs_per_checkpoint == 0:
             save_checkpoint(last, state)
+        if sample:
+            logger.log_sample(sample, step, hparams)
     logger.close()
 
 
@@ -279,16 +305,6 @@ def take_sample(dataset: MelDataset, indices: list[int], batch: Batch, output: O
         output.gate[row, :T_out].cpu(),
         output.alignment[row, :T_out, :T_in].cpu(),
     )
-
-
-def make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({error.strerror}); give another folder"
-        ) from None
 
 
 def random_state() -> dict[str, torch.Tensor]:

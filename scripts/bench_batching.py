@@ -10,7 +10,6 @@ batches. Each repeat times the reference and every plan once, so that a busy mom
 machine falls on all alike.
 """
 
-import argparse
 import itertools
 import json
 import platform
@@ -26,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from plot_batching import ljspeech_like_lengths, read_lengths
 
 from batching import STRATEGIES, plan_batches
-from hparams import UserError, exit_on_user_error
+from hparams import ArgumentParser, UserError, exit_on_user_error
 
 SIZES = (10_480, 1_000_000, 10_000_000)
 BATCH_SIZE, LRF = 16, 0.1
@@ -88,7 +87,7 @@ def measure(lengths: np.ndarray, repeats: int) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         description="Time the planning of an epoch for every strategy, with fixed and dynamic "
         "batches of 16, beside a plain version: sort, Python loop, shuffle."
     )

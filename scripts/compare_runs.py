@@ -5,14 +5,13 @@
 The first run is what the others are compared with.
 """
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hparams import UserError, exit_on_user_error
+from hparams import ArgumentParser, UserError, exit_on_user_error
+from logger import read_metrics
 
 HEAD = (
     "run", "epochs", "ZPR %", "ABL", "batches", "s / epoch", "time", "validation loss", "masked",
@@ -21,7 +20,7 @@ HEAD = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         description="Compare runs of train.py: padding (ZPR), average batch length in frames "
         "(ABL) and batches per epoch are means over the epochs; seconds per epoch is the median, "
         "and time is that of the first run less the share saved; the losses (masked: over real "
@@ -58,10 +57,7 @@ def summarise(run: Path) -> dict[str, float]:
         UserError: the folder has no record of an epoch and of a validation yet.
     """
     path = run / "metrics.jsonl"
-    try:
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); name a train.py output") from None
+    records = read_metrics(path)
     epochs = [record for record in records if record["event"] == "epoch"]
     validations = [record for record in records if record["event"] == "validation"]
     if not epochs or not validations:

@@ -27,7 +27,7 @@ from matplotlib.patches import Patch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import STRATEGIES, BatchPlan, BatchStatistics, batch_statistics, plan_batches
-from hparams import HParams, UserError, exit_on_user_error
+from hparams import ArgumentParser, HParams, UserError, exit_on_user_error
 
 # Figures 1 and 3, and the picture of the strategies.
 EXAMPLE_CLIPS, EXAMPLE_LRF = 48, 0.15
@@ -327,7 +327,7 @@ def draw_all(lengths: np.ndarray, args: argparse.Namespace) -> list[Path]:
 
 def parse_args() -> argparse.Namespace:
     hparams = HParams()
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         description="Draw the paper's Figures 1-3 and a picture of every strategy, and print its "
         "Table 1, for any lengths. Without a source of lengths: 13,100 drawn from a distribution "
         "much like LJSpeech's.",

@@ -25,7 +25,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data_utils import check_wav, read_wav, speakable_ids
-from hparams import HParams, UserError, exit_on_user_error
+from hparams import ArgumentParser, HParams, UserError, exit_on_user_error
 
 CORPUS = "LJSpeech-1.1"  # the one folder at the top of the archive
 URL = "https://data.keithito.com/data/speech/LJSpeech-1.1.tar.bz2"
@@ -285,7 +285,7 @@ def train_command(name: str, **settings: str | int) -> str:
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line; combinations and values that make no sense raise UserError."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         description="Fetch LJSpeech 1.1 (--data_dir), or take it from --archive or --corpus; check "
         "every clip and transcript; write the training and validation filelists.",
         epilog=f"Takes {SIZE / 1e9:.1f} GB to download and {SIZE * EXPANSION / 1e9:.1f} GB more "

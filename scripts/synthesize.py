@@ -5,7 +5,6 @@
 Writes 1.wav, 1.png (the alignment), 1.npy (the log-mel, n_mels x frames, for a vocoder), 2.wav, ...
 """
 
-import argparse
 import sys
 import warnings
 from pathlib import Path
@@ -17,16 +16,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from checkpoint import load_checkpoint, load_weights
-from data_utils import speakable_ids
-from hparams import HParams, UserError, create_hparams, exit_on_user_error
+from checkpoint import load_checkpoint, load_weights, make_folder
+from data_utils import report_left_out, speakable_ids
+from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from layers import griffin_lim
 from logger import Sample, draw_alignment
 from model import Tacotron2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speak text with a trained model.")
+    parser = ArgumentParser(description="Speak text with a trained model.")
     parser.add_argument("text", nargs="+", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
     parser.add_argument("-c", "--checkpoint", required=True, type=Path, help="that train.py saved")
     parser.add_argument(
@@ -35,6 +34,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the prenet's dropout")
     args = parser.parse_args()
 
+    make_folder(args.output_dir)
     state = load_checkpoint(args.checkpoint)
     try:
         # NVIDIA's checkpoints have no settings in them.
@@ -49,6 +49,7 @@ def main() -> None:
             ids.append(torch.tensor(speakable_ids(text, hparams)))
         except UserError as error:
             raise UserError(f"argument {error}") from None
+    report_left_out((("argument", text) for text in args.text), hparams)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = Tacotron2(hparams)
     load_weights(model, state, args.checkpoint)
@@ -59,7 +60,6 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         output = model.inference(pad_sequence(ids, batch_first=True).to(device), lengths)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     for i, text in enumerate(args.text):
         n = int(output.mel_lengths[i])
         mel = output.mel_postnet[i, :, :n].cpu()

@@ -74,8 +74,8 @@ def test_griffin_lim_gives_the_mel_back():
 # Filelists and clips
 
 
-def clips_of(corpus, settings: str, line: str) -> list[data_utils.Clip]:
-    (corpus / "list.txt").write_text(line)
+def clips_of(corpus, settings: str, line: str | bytes) -> list[data_utils.Clip]:
+    (corpus / "list.txt").write_bytes(line if isinstance(line, bytes) else line.encode())
     return load_clips(f"{corpus}/list.txt", create_hparams(settings))
 
 
@@ -99,6 +99,7 @@ def write_bad_clips(corpus) -> None:
     write_tone(corpus / "short.wav", 0.01)
     soundfile.write(corpus / "empty.wav", np.zeros(0), 22050)
     soundfile.write(corpus / "silent.wav", np.zeros(9000), 22050)
+    soundfile.write(corpus / "constant.wav", np.full(9000, 0.5), 22050)
     soundfile.write(corpus / "loud.wav", np.sign(samples) * 3, 22050, subtype="FLOAT")
     soundfile.write(corpus / "nan.wav", samples * np.nan, 22050, subtype="FLOAT")
     (corpus / "noise.wav").write_bytes(b"this is not sound")
@@ -109,8 +110,9 @@ def write_bad_clips(corpus) -> None:
     [
         ("0.wav", "list.txt:1: '0.wav' is not path|text; write a path, one |, and the text"),
         ("0.wav|a|b", "list.txt:1: '0.wav|a|b' is not path|text"),
-        ("0.wav|ok\n\n", "list.txt:2: '' is not path|text"),
-        ("99.wav|ok", "99.wav: no such file; is data_dir='"),
+        ("0.wav|ok\n\nno\n", "list.txt:3: 'no' is not path|text"),
+        (b"0.wav|ok\n1.wav|caf\xe9", "list.txt:2: byte 0xe9 is not UTF-8; save as UTF-8"),
+        ("99.wav|ok", "99.wav: no such file; mend its line, or set data_dir"),
         ("stereo.wav|ok", "stereo.wav: 2 channels; mix it down to mono"),
         ("rate.wav|ok", "rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz"),
         ("short.wav|ok", "short.wav: 220 samples, too short for a mel; remove the line"),
@@ -135,6 +137,7 @@ def test_bad_lines_are_named(corpus, settings, line, message):
     [
         ("silent", "silent.wav: is silent (peak 0); remove its line"),
         ("loud", "loud.wav: has a sample of 3, beyond [-1, 1]; scale it down"),
+        ("constant", "constant.wav: is silent (peak 0.5); remove its line"),
         ("nan", "nan.wav: has samples that are not finite; replace it"),
     ],
 )
@@ -156,17 +159,49 @@ def test_all_problems_are_listed_together(corpus, settings):
     ]
 
 
-def test_a_missing_filelist_says_what_writes_it(settings):
-    with pytest.raises(UserError, match=r"nowhere\.txt: no such filelist; scripts/prepare"):
-        load_clips("nowhere.txt", create_hparams(settings))
+@pytest.mark.parametrize("name", ["nowhere.txt", "tests", ""])
+def test_a_missing_filelist_says_what_writes_it(settings, name):
+    with pytest.raises(UserError, match=f"^filelist '{name}': .*; scripts/prepare_ljspeech.py"):
+        load_clips(name, create_hparams(settings))
 
 
-def test_characters_that_vanish_are_reported_once(corpus, settings, capsys):
-    clips_of(corpus, settings, "0.wav|a [bracket]\n1.wav|another [one]\n")
-    notes = capsys.readouterr().out.splitlines()
-    assert [note.split("list.txt")[1] for note in notes] == [
-        ":1: '[' (U+005B) is no symbol: left out",
-        ":1: ']' (U+005D) is no symbol: left out",
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data_dir": "/none"}, "setting data_dir=/none: no such folder; name the corpus's"),
+        ({"text_cleaners": ("none",)}, "setting text_cleaners: "),
+        ({"n_symbols": 99}, "setting n_symbols=99: use 148 or more"),
+        ({"mel_cache_dir": "LICENSE"}, "setting mel_cache_dir=LICENSE: File exists; name a folder"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_not_one_a_clip(settings, change, message):
+    hparams = dataclasses.replace(create_hparams(settings), **change)
+    with pytest.raises(UserError) as error:
+        open_mels(load_clips(hparams.training_files, hparams), hparams)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_a_long_list_of_problems_ends_in_their_number(corpus, settings):
+    with pytest.raises(UserError) as error:
+        clips_of(corpus, settings, "bad\n" * 50)
+    assert len(str(error.value).splitlines()) == 21
+    assert str(error.value).endswith("and 30 more problems like these")
+
+
+def test_windows_line_ends_and_a_byte_order_mark_are_no_problem(corpus, settings):
+    line = "\ufeff0.wav|one\r\n\r\n1.wav|two\u2028lines\r\n"
+    assert [(clip.place[-1], clip.text) for clip in clips_of(corpus, settings, line)] == [
+        ("1", "one"),
+        ("3", "two\u2028lines"),
+    ]
+
+
+def test_characters_that_vanish_are_reported_once(settings, capsys):
+    texts = [("list:1", "a [bracket]"), ("list:2", "another [one]"), ("list:3", "fine")]
+    data_utils.report_left_out(texts, create_hparams(settings))
+    assert capsys.readouterr().out.splitlines() == [
+        "note: list:1: '[' (U+005B) is no symbol: left out",
+        "note: list:1: ']' (U+005D) is no symbol: left out",
     ]
 
 
@@ -205,14 +240,17 @@ def test_the_cache_is_used_until_anything_it_depends_on_changes(corpus, settings
     assert len(cache_files(corpus)) == 3 and first in cache_files(corpus)
 
 
-@pytest.mark.parametrize("content", [b"", b"damaged", "cut"])
+@pytest.mark.parametrize("content", [b"", b"damaged", "cut", "other type"])
 def test_a_damaged_cache_is_rebuilt(corpus, settings, content):
     hparams = create_hparams(settings)
     clips = load_clips(hparams.training_files, hparams)
     expected = open_mels(clips, hparams)(clips[0])
     path = corpus / "cache" / cache_files(corpus)[0]
     whole = path.read_bytes()
-    path.write_bytes(whole[:-100] if content == "cut" else content)
+    if content == "other type":
+        np.save(path, np.load(path).astype(np.float64))
+    else:
+        path.write_bytes(whole[:-100] if content == "cut" else content)
     np.testing.assert_array_equal(open_mels(clips, hparams)(clips[0]), expected)
     assert path.read_bytes() == whole
 

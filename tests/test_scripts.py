@@ -29,6 +29,8 @@ def call(main, monkeypatch, *arguments) -> None:
 
 
 def test_compare_runs_prints_a_row_a_run(run, monkeypatch, capsys):
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"event": "st')  # a run that goes on
     capsys.readouterr()
     call(compare_runs.main, monkeypatch, run, run)
     head, _, one, other = capsys.readouterr().out.splitlines()
@@ -43,7 +45,8 @@ def test_compare_runs_prints_a_row_a_run(run, monkeypatch, capsys):
     [
         (None, "metrics.jsonl: cannot be read"),
         ("not json\n", "metrics.jsonl: cannot be read"),
-        ('{"event": "step"}\n', "metrics.jsonl: no epoch has been validated yet"),
+        ("{}\n[]\n", "metrics.jsonl: not what train.py writes"),
+        ('{"event": "step", "epoch": 0}\n', "metrics.jsonl: no epoch has been validated yet"),
     ],
 )
 def test_compare_runs_names_what_it_cannot_read(tmp_path, monkeypatch, content, message):

@@ -12,7 +12,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import train
 from checkpoint import load_checkpoint, save_checkpoint
-from hparams import UserError
+from data_utils import MelDataset, load_clips, make_loader, open_mels, validation_batches
+from hparams import UserError, create_hparams
+from logger import alignment_scores
+from loss_function import Tacotron2Loss
+from model import Tacotron2
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -82,11 +86,84 @@ def test_resumed_equals_uninterrupted(tmp_path, settings, monkeypatch, strategy)
         }
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path, settings, monkeypatch):
+def test_resuming_a_finished_run_changes_nothing(tmp_path, settings, monkeypatch, capsys):
     first = run(monkeypatch, tmp_path / "run", settings + "epochs=1")
-    weights = (tmp_path / "run" / "checkpoint_last.pt").read_bytes()
+    files = {path: path.read_bytes() for path in tmp_path.glob("run/*.*")}
     assert run(monkeypatch, tmp_path / "run", settings + "epochs=1", "--resume") == first
-    assert (tmp_path / "run" / "checkpoint_last.pt").read_bytes() == weights
+    assert capsys.readouterr().out.endswith("last.pt: has 1 epochs: nothing left to do\n")
+    assert {path: path.read_bytes() for path in tmp_path.glob("run/*.*")} == files
+
+
+def test_tensorboard_keeps_every_step_of_a_resumed_run(tmp_path, settings, monkeypatch):
+    settings += "epochs_per_validation=1,epochs_per_checkpoint=1,"
+    run(monkeypatch, tmp_path / "run", settings + "epochs=1")
+    records = run(monkeypatch, tmp_path / "run", settings + "epochs=3", "--resume")
+    curves = EventAccumulator(str(tmp_path / "run" / "logs")).Reload()
+    for event, tag in (("step", "training/loss"), ("validation", "validation/loss")):
+        shown = [scalar.step for scalar in curves.Scalars(tag)]
+        assert shown == [record["step"] for record in events(records, event)]
+
+
+def test_validation_losses_are_means_over_what_each_averages(tmp_path, settings, monkeypatch):
+    """One batch of all clips and one batch a clip give the same masked loss."""
+    settings = settings.replace("p_prenet_dropout", "") + "p_prenet_dropout=0,mask_padding=True,"
+    hparams = create_hparams(settings)
+    clips = load_clips(hparams.validation_files, hparams)
+    torch.manual_seed(0)
+    model, loss_function = Tacotron2(hparams).eval(), Tacotron2Loss()
+    dataset = MelDataset(clips, open_mels(clips, hparams))
+    found = {}
+    for batches in ([[0, 1, 2, 3]], [[3, 1], [0, 2]], [[0], [1], [2], [3]]):
+        loader = make_loader(dataset, batches, hparams)
+        found[len(batches)], sample = train.validate(
+            model, loader, loss_function, torch.device("cpu")
+        )
+        assert sample.text in {clips[i].text for i in batches[0]}
+        (clip,) = (clip for clip in clips if clip.text == sample.text)
+        assert sample.mel.shape == (10, clip.n_frames)
+        assert sample.alignment.shape == (clip.n_frames, len(clip.ids))
+        torch.testing.assert_close(sample.mel, dataset[clips.index(clip)][1].T)
+    for few, many in ((1, 2), (2, 4)):
+        for name in ("masked_loss", "diagonality", "focus"):
+            # Nearly: convolutions see how far a text is padded, as in NVIDIA's code.
+            assert found[few][name] == pytest.approx(found[many][name], rel=1e-3)
+    # Without padding NVIDIA's loss is the masked one; with it, it is another.
+    assert found[4]["loss"] == pytest.approx(found[4]["masked_loss"], rel=1e-5)
+    assert found[1]["loss"] != pytest.approx(found[1]["masked_loss"], rel=1e-2)
+
+
+def test_alignment_scores_of_a_diagonal_and_of_none():
+    lengths = torch.tensor([20, 10]), torch.tensor([40, 30])
+    perfect, flat = torch.zeros(2, 40, 20), torch.zeros(2, 40, 20)
+    for i, (N, T) in enumerate(zip(*(x.tolist() for x in lengths), strict=True)):
+        for t in range(T):
+            perfect[i, t, t * N // T] = 1
+            flat[i, t, :N] = 1 / N
+    diagonality, focus = alignment_scores(perfect, *lengths)
+    assert diagonality.tolist() == pytest.approx([1, 1]) and focus.tolist() == pytest.approx([1, 1])
+    diagonality, focus = alignment_scores(flat, *lengths)
+    assert diagonality.tolist() == pytest.approx([0.2, 0.2], abs=0.03)
+    assert focus.tolist() == pytest.approx([1 / 20, 1 / 10])
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True)])
+def test_fp32_means_it(tmp_path, settings, monkeypatch, precision, allowed):
+    run(monkeypatch, tmp_path / "run", settings + f"epochs=1,precision={precision}")
+    assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == allowed
+
+
+def test_gradients_are_clipped(tmp_path, settings, monkeypatch):
+    """Adam's first step does not depend on the gradient's size, its moments do."""
+    for clip in (1.0, 1e-3):
+        name = f"clip{clip}"
+        settings_ = settings + f"epochs=1,batch_size=8,grad_clip_thresh={clip}".replace(
+            "batch_size=8,", ""
+        )
+        records = run(monkeypatch, tmp_path / name, settings_)
+        assert events(records, "step")[0]["grad_norm"] > 1  # as it was before clipping
+        moments = load_checkpoint(tmp_path / name / "checkpoint_last.pt")["optimizer"]["state"]
+        norm = torch.cat([m["exp_avg"].flatten() for m in moments.values()]).norm()
+        assert norm <= clip
 
 
 def test_validation_neither_disturbs_nor_depends_on_training(tmp_path, settings, monkeypatch):
@@ -101,6 +178,7 @@ def test_validation_neither_disturbs_nor_depends_on_training(tmp_path, settings,
 def test_all_ten_configurations_train(tmp_path, settings, monkeypatch):
     """The rows of Table 2; their validation losses are of the same batches."""
     rows = ["RAND", "SB-BR", "SSB-BR", "BKT-BR", "ATS-BR", "SB", "SSB", "SB-DBS", "SSB-DBS"]
+    plans = set()
     for row in [*rows, "SSB-DBS-BR"]:
         strategy, *options = row.split("-")
         batching = (
@@ -108,9 +186,12 @@ def test_all_ten_configurations_train(tmp_path, settings, monkeypatch):
             f"batch_randomization={'BR' in options},bucket_size=6,n_bins=2,epochs=1"
         )
         records = run(monkeypatch, tmp_path / row, settings + batching)
+        hparams = create_hparams(settings + batching)
         (epoch,) = events(records, "epoch")
         assert epoch["n_batches"] == 3 if "DBS" not in options else epoch["n_batches"] <= 3
         assert len(events(records, "validation")) == 1
+        plans.add(str(validation_batches(load_clips(hparams.validation_files, hparams), hparams)))
+    assert len(plans) == 1
 
 
 def test_warm_start_takes_weights_but_not_the_ignored_ones(tmp_path, settings, monkeypatch):
@@ -187,12 +268,29 @@ def test_an_output_folder_that_cannot_be_written_is_named(tmp_path, settings, mo
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, settings, monkeypatch):
     run(monkeypatch, tmp_path / "first", settings + "epochs=1")
-    before = (tmp_path / "first" / "metrics.jsonl").read_text()
+    checkpoint = str(tmp_path / "first" / "checkpoint_last.pt")
+    other = settings.replace("prenet_dim=8", "prenet_dim=9") + "epochs=2"
     with pytest.raises(UserError, match=r"another model: .* is \(.*\) there and \(.*\) here"):
-        other = settings.replace("prenet_dim=8", "prenet_dim=9")
-        run(monkeypatch, tmp_path / "first", other + "epochs=2", "--resume")
-    assert (tmp_path / "first" / "metrics.jsonl").read_text() == before
-    assert json.loads((tmp_path / "first" / "hparams.json").read_text())["prenet_dim"] == 8
+        run(monkeypatch, tmp_path / "second", other, "-c", checkpoint)
+
+
+def test_a_resumed_run_keeps_its_settings(tmp_path, settings, monkeypatch):
+    run(monkeypatch, tmp_path / "run", settings + "epochs=1")
+    files = [tmp_path / "run" / name for name in ("metrics.jsonl", "hparams.json")]
+    before = [file.read_text() for file in files]
+    other = settings + "epochs=2,lrf=0.5,batching_strategy=SB"
+    message = "batching_strategy=SSB there and SB here; lrf=0.1 there and 0.5 here; resume with"
+    with pytest.raises(UserError, match=message):
+        run(monkeypatch, tmp_path / "run", other, "--resume")
+    assert [file.read_text() for file in files] == before
+    run(monkeypatch, tmp_path / "run", settings + "epochs=2,learning_rate=1e-4", "--resume")
+
+
+def test_a_checkpoint_with_all_epochs_done_is_named(tmp_path, settings, monkeypatch):
+    run(monkeypatch, tmp_path / "first", settings + "epochs=2")
+    checkpoint = str(tmp_path / "first" / "checkpoint_last.pt")
+    with pytest.raises(UserError, match=r"last\.pt: has 2 epochs; set epochs above that"):
+        run(monkeypatch, tmp_path / "second", settings + "epochs=2", "-c", checkpoint)
 
 
 def test_a_run_is_not_overwritten(tmp_path, settings, monkeypatch):
@@ -212,6 +310,23 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("damage", ["cut", "zeroed", "text"])
+def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path, damage):
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"state_dict": {"weight": torch.randn(5000)}})
+    content = path.read_bytes()
+    middle = len(content) // 2
+    path.write_bytes(
+        {
+            "cut": content[:-100],
+            "zeroed": content[:middle] + bytes(8) + content[middle + 8 :],
+            "text": b"abc",
+        }[damage]
+    )
+    with pytest.raises(UserError, match=r"^.*checkpoint.pt: not a checkpoint, or damaged \(\w+\);"):
+        load_checkpoint(path)
+
+
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path):
     path = tmp_path / "checkpoint.pt"
     save_checkpoint(path, {"state_dict": {}, "step": 1})
@@ -222,10 +337,15 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path):
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_weights(tmp_path, settings, monkeypatch):
+    class Broken(Tacotron2Loss):
+        def forward(self, output, batch):
+            loss = super().forward(output, batch)
+            return loss._replace(objective=loss.objective * float("nan"))
+
     settings += "epochs_per_checkpoint=1,"
     run(monkeypatch, tmp_path / "run", settings + "epochs=1")
     before = (tmp_path / "run" / "checkpoint_last.pt").read_bytes()
-    with pytest.raises(UserError, match="epoch 1, batch 0: the gradient is (inf|nan); --resume"):
-        bad = settings + "epochs=2,guided_attention_weight=1e38"
-        run(monkeypatch, tmp_path / "run", bad, "--resume")
+    monkeypatch.setattr(train, "Tacotron2Loss", Broken)
+    with pytest.raises(UserError, match="epoch 1, batch 0: the gradient is nan; --resume from"):
+        run(monkeypatch, tmp_path / "run", settings + "epochs=2", "--resume")
     assert (tmp_path / "run" / "checkpoint_last.pt").read_bytes() == before
