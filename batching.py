@@ -183,7 +183,7 @@ def _semi_sort(lengths: np.ndarray, lrf: float, rng: np.random.Generator) -> np.
         return np.argsort(lengths + width * rng.random(len(lengths)))
     # 16-bit keys: numpy's stable sort is then a radix sort, several times as fast.
     keys = (lengths - shortest).astype(np.uint16) * np.uint16(levels)
-    keys += (rng.random(len(lengths), np.float32) * np.float32(width * levels)).astype(np.uint16)
+    keys += rng.integers(0, int(width * levels), len(lengths), np.uint16)
     return np.argsort(keys, kind="stable")
 
 
@@ -193,7 +193,8 @@ def _buckets(
     """BKT (Sec. 3): sort, divide from the longest down, shuffle inside. One bucket is RAND."""
     n = len(lengths)
     order = _semi_sort(lengths, 0, rng)[::-1].copy()
-    n_buckets = min(n_buckets, n)
+    # More buckets than clips, or than units of length, are no finer.
+    n_buckets = min(n_buckets, n if edges == "quantile" else int(np.ptp(lengths)) + 1)
     if edges == "size":
         ends = np.append(np.arange(bucket_size, n, bucket_size), n)
     elif edges == "quantile":
