@@ -260,15 +260,17 @@ def _extend(lengths: np.ndarray, capacity: int) -> np.ndarray:
         stop = min(start + block, n)
         if end >= stop:
             continue
-        running = padded[start:stop].copy()
+        running, w = padded[start : stop + always - 1], 1  # maxima over w clips
+        while w < always:
+            step = min(w, always - w)
+            running, w = np.maximum(running[:-step], running[step:]), w + step
         sizes = np.full(stop - start, always, np.uint8)
-        for w in range(2, most + 1):
-            np.maximum(running, padded[start + w - 1 : stop + w - 1], out=running)
-            if w > always:
-                fits = running <= min(capacity // w, longest)
-                if not fits.any():
-                    break
-                sizes += fits.view(np.uint8)
+        for w in range(always + 1, most + 1):
+            running = np.maximum(running, padded[start + w - 1 : stop + w - 1])
+            fits = running <= min(capacity // w, longest)
+            if not fits.any():
+                break
+            sizes += fits.view(np.uint8)
         sizes = sizes.tobytes()  # indexing bytes is Python's fastest array access
         while end < stop:
             first = end
