@@ -1,7 +1,9 @@
 """A tiny corpus of tones, a tiny model, and batches of noise."""
 
+import os
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import soundfile
@@ -9,6 +11,11 @@ import torch
 
 from data_utils import Batch, collate
 from hparams import HParams, create_hparams
+
+# A busy machine is no failure. (Hypothesis knows CI by itself, and is not random there.)
+hypothesis.settings.register_profile("untimed", deadline=None)
+if not os.environ.get("CI"):
+    hypothesis.settings.load_profile("untimed")
 
 TINY = (
     "symbols_embedding_dim=8,encoder_embedding_dim=8,prenet_dim=8,attention_rnn_dim=12,"
