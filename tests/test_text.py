@@ -1,7 +1,7 @@
 """What the front end reads, as facts; and what holds for any string at all."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from text import clean_text, sequence_to_text, symbols, text_to_sequence, unknown_characters
@@ -62,7 +62,6 @@ def test_ids_read_back(text, read):
     assert sequence_to_text(text_to_sequence(text, ENGLISH)) == read
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.integers(1, len(symbols) - 1)))
 def test_round_trip(ids):
     assert text_to_sequence(sequence_to_text(ids), []) == ids
@@ -72,7 +71,6 @@ def test_padding_is_shown():
     assert sequence_to_text([45, 46, 0, 0]) == "hi__"
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(ANY_TEXT)
 @pytest.mark.parametrize("cleaner", ["english", "transliteration", "basic"])
 def test_any_string_has_ids(cleaner, text):
@@ -132,7 +130,6 @@ def test_unknown_characters_depend_on_the_cleaner():
     assert unknown_characters("Été 5", ["basic_cleaners"]) == {"É", "é", "5"}
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.text(ANY_CHARACTER.filter(lambda c: c not in "{}")))
 def test_nothing_is_left_out_unreported(text):
     if not unknown_characters(text, ENGLISH):
