@@ -14,7 +14,7 @@ python scripts/make_demo_corpus.py data/demo --clips 600 --duration_scale 0.4
 
 # Small, with frames of 25 ms, a high learning rate and guided attention: it learns in minutes.
 settings="data_dir=data/demo,training_files=filelists/demo_train.txt,\
-validation_files=filelists/demo_val.txt,epochs=6,batch_size=8,hop_length=551,learning_rate=4e-3,\
+validation_files=filelists/demo_val.txt,epochs=5,batch_size=8,hop_length=551,learning_rate=4e-3,\
 guided_attention_weight=1,p_encoder_dropout=0.1,p_postnet_dropout=0.1,\
 symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=128,\
 attention_dim=32,attention_location_n_filters=8,attention_location_kernel_size=15,\
