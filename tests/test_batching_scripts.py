@@ -213,7 +213,7 @@ def test_bad_files_are_refused(refusal, tmp_path):
     assert refusal("--corpus", tmp_path) == (
         f"error: {wav}: not a readable sound file; replace or remove it"
     )
-    assert refusal("--filelist", missing).startswith(f"error: {missing}: ")
+    assert refusal("--filelist", missing).startswith(f"error: filelist '{missing}': ")
     lengths = write(tmp_path / "lengths.txt", "5\n6\n" * 30)
     assert refusal(lengths, "--seeds", 1, "--json", tmp_path / "no" / "such.json", "--output_dir",
                    tmp_path) == (
