@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hparams import UserError
+from hparams import HParams, UserError
 
 # What a checkpoint of ours has, so that training can go on from it.
 STATE = ("state_dict", "optimizer", "sampler", "step", "best_loss", "random_state", "hparams")
@@ -87,6 +87,18 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
+def saved_hparams(state: dict[str, Any], path: Path) -> HParams:
+    """The settings that a checkpoint of ours was trained with.
+
+    Raises:
+        UserError: it has none, or those of another version of this recipe.
+    """
+    try:
+        return HParams(**state["hparams"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: no settings of this version in it ({error})") from None
+
+
 def load_weights(
     model: nn.Module, state: dict[str, Any], path: Path, ignore_layers: Iterable[str] = ()
 ) -> None:
@@ -124,6 +136,4 @@ def refuse_changes(state: dict[str, Any], settings: dict[str, Any], source: Path
         if name not in MAY_CHANGE and state["hparams"].get(name) != value
     ]
     if changed:
-        raise UserError(
-            f"{source}: {'; '.join(changed)}; resume with its settings, or give another -o"
-        )
+        raise UserError(f"{source}: {'; '.join(changed)}; leave them out, or give another -o")

@@ -71,7 +71,10 @@ def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
     if hparams.n_symbols < len(symbols):
         raise UserError(f"setting n_symbols={hparams.n_symbols}: use {len(symbols)} or more")
     if not os.path.isdir(hparams.data_dir or "."):
-        raise UserError(f"setting data_dir={hparams.data_dir}: no such folder; name the corpus's")
+        raise UserError(
+            f"setting data_dir={hparams.data_dir}: no such folder; name the corpus's, "
+            "which scripts/prepare_ljspeech.py downloads"
+        )
     try:
         text_to_sequence("", hparams.text_cleaners)
     except ValueError as error:

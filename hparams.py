@@ -199,8 +199,11 @@ PRESETS = {
 }
 
 
-def create_hparams(overrides: str = "", preset: str = "paper") -> HParams:
-    """Settings of ``preset`` with ``name=value`` pairs, separated by commas, put over them.
+def create_hparams(
+    overrides: str = "", preset: str = "paper", base: HParams | None = None
+) -> HParams:
+    """Settings of ``preset``, or of ``base`` if it is given, with ``name=value`` pairs,
+    separated by commas, put over them.
 
     Values: ``batch_size=32``, ``lrf=1e-1``, ``cache_mels=False``, ``data_dir=/a/b`` or
     ``data_dir='a, b'``, ``ignore_layers=[embedding.weight,postnet]``.
@@ -212,7 +215,7 @@ def create_hparams(overrides: str = "", preset: str = "paper") -> HParams:
     if preset not in PRESETS:
         raise UserError(f"--preset {preset}: unknown; use one of {', '.join(PRESETS)}")
     fields = {field.name: field.type for field in dataclasses.fields(HParams)}
-    values = dict(PRESETS[preset])
+    values = dict(PRESETS[preset]) if base is None else dataclasses.asdict(base)
     given = set()
     for pair in _split(overrides):
         name, equals, text = (part.strip() for part in pair.partition("="))

@@ -85,7 +85,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         records = [json.loads(line) for line in lines]
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); name an output of train.py") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path}: cannot be read ({reason}); name an output of train.py") from None
     if not all(
         isinstance(record, dict) and {"event", "epoch"} <= set(record) for record in records
     ):

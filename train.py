@@ -28,6 +28,7 @@ from checkpoint import (
     make_folder,
     refuse_changes,
     save_checkpoint,
+    saved_hparams,
 )
 from data_utils import Batch, MelDataset, load_clips, make_loader, open_mels
 from hparams import (
@@ -63,7 +64,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on from OUTPUT_DIR's last checkpoint; start anew if there is none",
+        help="go on from OUTPUT_DIR's last checkpoint, with its settings but for what --hparams "
+        "changes; start anew if there is none",
     )
     parser.add_argument("--preset", default="paper", help=f"{' or '.join(PRESETS)} (default paper)")
     parser.add_argument(
@@ -79,20 +81,18 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    hparams = create_hparams(args.hparams, args.preset)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     last, best = args.output_dir / "checkpoint_last.pt", args.output_dir / "checkpoint_best.pt"
     if last.exists() and not args.resume:
         raise UserError(f"{args.output_dir}: holds a run; --resume it, or give another -o")
-    log_dir = args.log_dir or args.output_dir / "logs"
-    for folder in (args.output_dir, log_dir):
-        make_folder(folder)
+    resuming = args.resume and last.exists()
+    source = last if resuming else args.checkpoint
+    state = load_checkpoint(source) if source else {}
+    base = saved_hparams(state, source) if resuming else None
+    hparams = create_hparams(args.hparams, args.preset, base)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # A GPU's TF32 rounds inputs to 10 bits; cuDNN's would be on by default.
     torch.backends.cuda.matmul.allow_tf32 = hparams.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = hparams.precision == "tf32"
-
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(f"training on {name}, {hparams.precision}", flush=True)
 
     # Model
     torch.manual_seed(hparams.seed)
@@ -105,10 +105,8 @@ def main() -> None:
     # Resume
     settings = dataclasses.asdict(hparams)
     position, step, best_loss = {"epoch": 0, "batch": 0}, 0, math.inf
-    source = last if args.resume and last.exists() else args.checkpoint
     if source:
-        state = load_checkpoint(source)
-        if args.resume:
+        if resuming:
             refuse_changes(state, settings, source)
         load_weights(model, state, source, hparams.ignore_layers if args.warm_start else ())
         if all(name in state for name in STATE) and not args.warm_start:
@@ -120,10 +118,13 @@ def main() -> None:
             set_random_state(state["random_state"])
     if position["epoch"] >= hparams.epochs:
         done = f"{source}: has {position['epoch']} epochs"
-        if not args.resume:
+        if not resuming:
             raise UserError(f"{done}; set epochs above that, or take its weights by --warm_start")
         print(f"{done}: nothing left to do")
         return
+
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    print(f"training on {name}, {hparams.precision}", flush=True)
 
     # Data
     train_clips = load_clips(hparams.training_files, hparams)
@@ -132,6 +133,9 @@ def main() -> None:
     sampler.load_state_dict(position)
     places = ((clip.place, clip.text) for clip in [*train_clips, *val_clips])
     data_utils.report_left_out(places, hparams)
+    log_dir = args.log_dir or args.output_dir / "logs"
+    for folder in (args.output_dir, log_dir):
+        make_folder(folder)
     mels = open_mels([*train_clips, *val_clips], hparams)
     train_loader = make_loader(MelDataset(train_clips, mels), sampler, hparams)
     val_batches = data_utils.validation_batches(val_clips, hparams)

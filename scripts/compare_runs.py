@@ -5,6 +5,7 @@
 The first run is what the others are compared with.
 """
 
+import statistics
 import sys
 from pathlib import Path
 
@@ -14,17 +15,18 @@ from hparams import ArgumentParser, UserError, exit_on_user_error
 from logger import read_metrics
 
 HEAD = (
-    "run", "epochs", "ZPR %", "ABL", "batches", "s / epoch", "time", "validation loss", "masked",
-    "alignment",
+    "run", "epochs", "ZPR %", "ABL", "batches", "steps", "s / epoch", "time", "validation loss",
+    "masked", "alignment",
 )  # fmt: skip
 
 
 def main() -> None:
     parser = ArgumentParser(
         description="Compare runs of train.py: padding (ZPR), average batch length in frames "
-        "(ABL) and batches per epoch are means over the epochs; seconds per epoch is the median, "
-        "and time is that of the first run less the share saved; the losses (masked: over real "
-        "frames only) and the alignment score (1: on the diagonal) are the last validation's."
+        "(ABL), batches, and decoder steps (the sum of the batches' lengths, which a GPU's time "
+        "follows) are means over the epochs; seconds per epoch is the median, and time its change "
+        "from the first run; the losses (masked: over real frames only) and the alignment score "
+        "(1: on the diagonal) are the last validation's."
     )
     parser.add_argument("runs", nargs="+", type=Path, help="output folders of train.py")
     runs = parser.parse_args().runs
@@ -37,6 +39,7 @@ def main() -> None:
             f"{100 * row['zpr']:.2f}",
             f"{row['abl']:.1f}",
             f"{row['n_batches']:.1f}",
+            f"{row['total_length']:,.0f}",
             f"{row['seconds']:.1f}",
             f"{100 * (row['seconds'] / first - 1):+.1f} %",
             f"{row['loss']:.4f}",
@@ -64,10 +67,9 @@ def summarise(run: Path) -> dict[str, float]:
         raise UserError(f"{path}: no epoch has been validated yet; let the run go on")
     means = {
         name: sum(record[name] for record in epochs) / len(epochs)
-        for name in ("zpr", "abl", "n_batches")
+        for name in ("zpr", "abl", "n_batches", "total_length")
     }
-    minutes = sorted(record["minutes"] for record in epochs)
-    seconds = 60 * minutes[len(minutes) // 2]
+    seconds = 60 * statistics.median(record["minutes"] for record in epochs)
     return {**validations[-1], **means, "epochs": len(epochs), "seconds": seconds}
 
 

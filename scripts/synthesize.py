@@ -16,9 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from checkpoint import load_checkpoint, load_weights, make_folder
+from checkpoint import load_checkpoint, load_weights, make_folder, saved_hparams
 from data_utils import report_left_out, speakable_ids
-from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
+from hparams import ArgumentParser, UserError, create_hparams, exit_on_user_error
 from layers import griffin_lim
 from logger import Sample, draw_alignment
 from model import Tacotron2
@@ -31,18 +31,17 @@ def main() -> None:
     parser.add_argument(
         "-o", "--output_dir", type=Path, default=Path("runs/speech"), help="(default %(default)s)"
     )
+    parser.add_argument(
+        "--hparams", default="", metavar="NAME=VALUE,...", help="such as gate_threshold=0.3"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the prenet's dropout")
     args = parser.parse_args()
 
     make_folder(args.output_dir)
     state = load_checkpoint(args.checkpoint)
-    try:
-        # NVIDIA's checkpoints have no settings in them.
-        hparams = (
-            HParams(**state["hparams"]) if "hparams" in state else create_hparams("", "nvidia")
-        )
-    except TypeError as error:
-        raise UserError(f"{args.checkpoint}: settings of another version ({error})") from None
+    # NVIDIA's checkpoints have no settings in them.
+    base = saved_hparams(state, args.checkpoint) if "hparams" in state else None
+    hparams = create_hparams(args.hparams, "nvidia", base)
     ids = []
     for text in args.text:
         try:
@@ -58,7 +57,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     lengths = torch.tensor([len(one) for one in ids])
     with warnings.catch_warnings():
-        warnings.simplefilter("always")
+        warnings.simplefilter("ignore")  # clips that never stop are said below
         output = model.inference(pad_sequence(ids, batch_first=True).to(device), lengths)
     for i, text in enumerate(args.text):
         n = int(output.mel_lengths[i])
@@ -70,7 +69,11 @@ def main() -> None:
         sample = Sample(text, mel, mel, output.gate[i, :n].cpu(), alignment)
         draw_alignment(sample, hparams.hop_length / hparams.sampling_rate).savefig(f"{path}.png")
         seconds = n * hparams.hop_length / hparams.sampling_rate
-        end = "" if output.stopped[i] else ", cut off: it never stopped"
+        end = (
+            ""
+            if output.stopped[i]
+            else ", cut off: it never stopped (train longer, or lower gate_threshold)"
+        )
         print(f"{path}.wav: {seconds:.1f} s{end}")
 
 

@@ -279,11 +279,12 @@ def test_a_resumed_run_keeps_its_settings(tmp_path, settings, monkeypatch):
     files = [tmp_path / "run" / name for name in ("metrics.jsonl", "hparams.json")]
     before = [file.read_text() for file in files]
     other = settings + "epochs=2,lrf=0.5,batching_strategy=SB"
-    message = "batching_strategy=SSB there and SB here; lrf=0.1 there and 0.5 here; resume with"
+    message = "batching_strategy=SSB there and SB here; lrf=0.1 there and 0.5 here; "
     with pytest.raises(UserError, match=message):
         run(monkeypatch, tmp_path / "run", other, "--resume")
     assert [file.read_text() for file in files] == before
-    run(monkeypatch, tmp_path / "run", settings + "epochs=2,learning_rate=1e-4", "--resume")
+    run(monkeypatch, tmp_path / "run", "epochs=2,learning_rate=1e-4", "--resume")
+    assert '"batch_size": 3' in files[1].read_text(), "what is not given is as it was"
 
 
 def test_a_checkpoint_with_all_epochs_done_is_named(tmp_path, settings, monkeypatch):
