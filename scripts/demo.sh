@@ -36,4 +36,6 @@ Curves, pictures, audio:   .venv/bin/tensorboard --logdir runs/demo
 Alignment to look at:      runs/demo/SSB-DBS-BR/sample/alignment.png
 Speech to hear:            runs/demo/SSB-DBS-BR/sample/predicted.wav
                            (each frame predicted from the true ones before it)
+Let it speak by itself:    .venv/bin/python scripts/synthesize.py \
+                             -c runs/demo/SSB-DBS-BR/checkpoint_best.pt "Who went home?"
 END
