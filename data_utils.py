@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from text import symbols, text_to_sequence, unknown_characters
 
 VALIDATION_SEED = 1234  # the same validation batches for every run, whatever its settings
 MEL_VERSION = 1  # raise it when MelSpectrogram gives other values: caches are made again
+progress = partial(tqdm, disable=None, dynamic_ncols=True)  # None: on a terminal, not in a log
 SILENCE = 1e-3  # -60 dB of full scale: a clip that stays below it holds no speech
 
 
@@ -82,7 +84,7 @@ def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
     clips, problems = [], []
     for filelist in filelists.split("+"):
         lines = _read_lines(filelist.strip())
-        for number, line in enumerate(tqdm(lines, filelist, unit="clip", leave=False), 1):
+        for number, line in enumerate(progress(lines, filelist, unit="clip", leave=False), 1):
             if line.strip():
                 place = f"{filelist.strip()}:{number}"
                 try:
@@ -335,7 +337,7 @@ def _run(jobs: _Compute, what: str) -> Iterable[np.ndarray]:
         jobs, batch_size=None, num_workers=workers, collate_fn=_as_is, generator=generator
     )
     problems = []
-    for result in tqdm(loader, desc=what, unit="clip"):
+    for result in progress(loader, desc=what, unit="clip"):
         if isinstance(result, str):
             problems.append(result)
         if not problems:

@@ -23,6 +23,7 @@ class UserError(ValueError):
 
 def exit_on_user_error(main: Callable[[], None]) -> None:
     """Run a program's ``main``; a :class:`UserError` ends it in plain lines with status 2."""
+    sys.stdout.reconfigure(line_buffering=True)  # a log file gets its lines as they come
     try:
         main()
     except UserError as error:
@@ -214,9 +215,18 @@ def create_hparams(
     """
     if preset not in PRESETS:
         raise UserError(f"--preset {preset}: unknown; use one of {', '.join(PRESETS)}")
-    fields = {field.name: field.type for field in dataclasses.fields(HParams)}
     values = dict(PRESETS[preset]) if base is None else dataclasses.asdict(base)
-    given = set()
+    return HParams(**(values | parse_overrides(overrides)))
+
+
+def parse_overrides(overrides: str) -> dict[str, object]:
+    """The settings named in ``overrides`` (see :func:`create_hparams`) and their values.
+
+    Raises:
+        UserError: an unknown or repeated name, or a value of the wrong type.
+    """
+    fields = {field.name: field.type for field in dataclasses.fields(HParams)}
+    values = {}
     for pair in _split(overrides):
         name, equals, text = (part.strip() for part in pair.partition("="))
         if not equals or not name:
@@ -225,11 +235,10 @@ def create_hparams(
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else "README.md lists the settings"
             raise UserError(f"--hparams: unknown setting '{name}'; {hint}")
-        if name in given:
+        if name in values:
             raise UserError(f"--hparams: setting '{name}' is given twice; keep one")
-        given.add(name)
         values[name] = _parse(name, text, fields[name])
-    return HParams(**values)
+    return values
 
 
 def _split(text: str) -> list[str]:

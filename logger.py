@@ -47,12 +47,16 @@ class RunLogger:
         self.tensorboard = SummaryWriter(log_dir, purge_step=step + 1 if step else 0)
 
     def log(self, event: str, epoch: int, step: int, values: dict[str, float]) -> None:
-        """Scalars of one ``event``: "step" (training), "epoch" or "validation"."""
+        """Scalars of one ``event``: "step" (training), "epoch" or "validation".
+
+        TensorBoard draws training over steps, and the others over epochs done, since
+        strategies differ in how many steps an epoch has.
+        """
         record = {"event": event, "epoch": epoch, "step": step, **values}
         self.metrics.write(json.dumps(record) + "\n")
-        folder = "training" if event == "step" else event
+        folder, x = ("training", step) if event == "step" else (event, epoch + 1)
         for name, value in values.items():
-            self.tensorboard.add_scalar(f"{folder}/{name}", value, step)
+            self.tensorboard.add_scalar(f"{folder}/{name}", value, x)
 
     def log_sample(self, sample: Sample, step: int, hparams: HParams) -> None:
         """Pictures of a clip, and what its predicted mel sounds like; the latest also as files."""

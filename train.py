@@ -30,7 +30,7 @@ from checkpoint import (
     save_checkpoint,
     saved_hparams,
 )
-from data_utils import Batch, MelDataset, load_clips, make_loader, open_mels
+from data_utils import Batch, MelDataset, load_clips, make_loader, open_mels, progress
 from hparams import (
     PRESETS,
     ArgumentParser,
@@ -51,7 +51,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("-o", "--output_dir", required=True, type=Path, help="what the run writes")
     parser.add_argument(
-        "-l", "--log_dir", type=Path, help="TensorBoard's files (default: OUTPUT_DIR/logs)"
+        "-l", "--log_dir", type=Path, help="TensorBoard's files (default: OUTPUT_DIR)"
     )
     parser.add_argument(
         "-c", "--checkpoint", type=Path, help="start from this checkpoint, at its epoch"
@@ -133,7 +133,7 @@ def main() -> None:
     sampler.load_state_dict(position)
     places = ((clip.place, clip.text) for clip in [*train_clips, *val_clips])
     data_utils.report_left_out(places, hparams)
-    log_dir = args.log_dir or args.output_dir / "logs"
+    log_dir = args.log_dir or args.output_dir
     for folder in (args.output_dir, log_dir):
         make_folder(folder)
     mels = open_mels([*train_clips, *val_clips], hparams)
@@ -155,6 +155,10 @@ def main() -> None:
             model, train_loader, loss_function, optimizer, hparams, epoch, step, logger
         )
         logger.log("epoch", epoch, step, values)
+        tqdm.write(
+            f"epoch {epoch}: training loss {values['training_loss']:.4f}, "
+            f"{values['minutes']:.2f} minutes"
+        )
         is_last, is_best, sample = epoch == hparams.epochs - 1, False, None
         if is_last or (epoch + 1) % hparams.epochs_per_validation == 0:
             values, sample = validate(model, val_loader, loss_function, device)
@@ -204,7 +208,7 @@ def train_epoch(
     sampler.set_epoch(epoch)
     statistics = batch_statistics(sampler.lengths, sampler.plan)
     losses, waited, real_frames = [], 0.0, 0
-    with tqdm(total=len(sampler), desc=f"epoch {epoch}", unit="batch") as bar:
+    with progress(total=len(sampler), desc=f"epoch {epoch}", unit="batch") as bar:
         asked = time.perf_counter()
         for batch in loader:
             waited += time.perf_counter() - asked
@@ -218,8 +222,8 @@ def train_epoch(
             ).item()  # waits for the GPU
             if not math.isfinite(grad_norm):
                 raise UserError(
-                    f"epoch {epoch}, batch {bar.n}: the gradient is {grad_norm}; --resume from "
-                    "the last checkpoint with a smaller learning_rate"
+                    f"epoch {epoch}, batch {len(losses)}: the gradient is {grad_norm}; --resume "
+                    "from the last checkpoint with a smaller learning_rate"
                 )
             optimizer.step()
             step += 1
@@ -266,7 +270,8 @@ def validate(
     padded_frames, real_frames, sample = 0, 0, None
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(data_utils.VALIDATION_SEED)
-        for indices, batch in zip(loader.batch_sampler, tqdm(loader, "validation"), strict=True):
+        batches = progress(loader, "validation")
+        for indices, batch in zip(loader.batch_sampler, batches, strict=True):
             batch = batch.to(device)
             output = model(batch)
             loss = loss_function(output, batch)

@@ -20,11 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from tqdm import tqdm
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data_utils import check_wav, read_wav, speakable_ids
+from data_utils import check_wav, progress, read_wav, speakable_ids
 from hparams import ArgumentParser, HParams, UserError, exit_on_user_error
 
 CORPUS = "LJSpeech-1.1"  # the one folder at the top of the archive
@@ -41,7 +39,6 @@ NETWORK_ERRORS = (
     urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError,
 )  # fmt: skip
 
-progress = partial(tqdm, disable=None, dynamic_ncols=True)  # disable=None: only on a terminal
 progress_bytes = partial(progress, unit="B", unit_scale=True)
 
 
