@@ -89,10 +89,7 @@ def main() -> None:
     state = load_checkpoint(source) if source else {}
     base = saved_hparams(state, source) if resuming else None
     hparams = create_hparams(args.hparams, args.preset, base)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # A GPU's TF32 rounds inputs to 10 bits; cuDNN's would be on by default.
-    torch.backends.cuda.matmul.allow_tf32 = hparams.precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = hparams.precision == "tf32"
+    device = choose_device(hparams.precision)
 
     # Model
     torch.manual_seed(hparams.seed)
@@ -328,6 +325,14 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def choose_device(precision: str) -> torch.device:
+    """The GPU if there is one, set to ``precision``."""
+    # TF32 rounds inputs to 10 bits; cuDNN's would be on by default.
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def synchronize(device: torch.device) -> None:

@@ -1,0 +1,179 @@
+"""Draw the paper's Figure 4 and two figures that it lacks, from what runs of train.py recorded.
+
+    python scripts/figures.py runs/table2                      # the output of run_all.sh
+
+figure4.png: validation loss over epochs. loss_over_time.png: the same over training time.
+time_over_steps.png: time saved against RAND, over decoder steps saved. Figures 1-3 are
+plot_batching.py's.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from checkpoint import make_folder
+from hparams import ArgumentParser, UserError, exit_on_user_error
+from scripts.paper import EXPERIMENTS, PAPER
+from scripts.plot_batching import STYLE
+from scripts.tables import (
+    Figures,
+    Run,
+    Series,
+    losses_of,
+    mean_of,
+    read_series,
+    reduction,
+    smoothed,
+    values_of,
+)
+
+# A colour a strategy, of Okabe and Ito's; the line says which operations are on.
+COLOURS = {"RAND": "#000000", "SB": "#D55E00", "SSB": "#0072B2", "BKT": "#009E73", "ATS": "#CC79A7"}
+LINES = {"": ":", "BR": "--", "DBS": "-.", "DBS-BR": "-"}
+LINE_NOTE = "dotted: neither DBS nor BR   dashed: BR   dash-dotted: DBS   solid: both, and RAND"
+FIGURE4 = [name for name in EXPERIMENTS if not name.startswith(("BKT", "ATS"))]  # the paper's
+
+
+def style(experiment: str) -> dict[str, object]:
+    strategy, _, operations = experiment.partition("-")
+    line = "-" if experiment == "RAND" else LINES[operations]
+    return {"color": COLOURS.get(strategy, "#777777"), "linestyle": line, "linewidth": 1.8}
+
+
+def label_ends(ax: Axes, ends: Iterable[tuple[str, float, float]]) -> None:
+    """Each curve's name beside its end, at the right of the axes, moved apart to be legible."""
+    ends = sorted(ends, key=lambda end: end[2])
+    height = ax.get_ylim()[1] - ax.get_ylim()[0]
+    gap = 0.045 * height
+    places = [y for _, _, y in ends]
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + gap)
+    left, right = ax.get_xlim()
+    column = right + 0.02 * (right - left)
+    for (experiment, x, y), place in zip(ends, places, strict=True):
+        colour = style(experiment)["color"]
+        ax.annotate(
+            experiment, (x, y), (column, place), va="center", color=colour, fontsize=9,
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-", "color": colour, "lw": 0.5, "shrinkA": 1, "shrinkB": 4,
+                "relpos": (0, 0.5),
+            },
+        )  # fmt: skip
+
+
+def draw_losses(
+    path: Path,
+    runs: Sequence[Run],
+    series: Series,
+    experiments: Iterable[str],
+    seconds: dict[str, float] | None = None,
+) -> None:
+    """Smoothed validation losses, mean over seeds with their range, over epochs.
+
+    With ``seconds`` an epoch of each experiment, over training time instead.
+    """
+    curves = {}
+    for experiment in experiments:
+        losses = [smoothed(losses_of(r, series)) for r in runs if r.experiment == experiment]
+        if n := min(map(len, losses), default=0):  # as far as every seed has come
+            curves[experiment] = np.array([curve[:n] for curve in losses])
+    if not curves:
+        raise UserError(f"{path}: no run has been validated yet; let them go on")
+    figure = Figure(figsize=(9, 4.8), layout="constrained")
+    ax = figure.subplots()
+    # The steep start would hide what the strategies differ in.
+    start = next((i for i, e in enumerate(series.epochs) if e >= 0.2 * series.planned), 0)
+    longest = max(seconds[name] for name in curves) * series.planned if seconds else 0.0
+    unit, per_unit = next(
+        (u for u in (("days", 86400), ("hours", 3600), ("minutes", 60)) if longest > 2 * u[1]),
+        ("seconds", 1),
+    )
+    ends = []
+    for experiment, losses in curves.items():
+        x = np.array(series.epochs[: losses.shape[1]], dtype=float)
+        if seconds:
+            x *= seconds[experiment] / per_unit
+        part = slice(min(start, len(x) - 1), None)
+        middle = losses.mean(0)
+        ax.plot(x[part], middle[part], **style(experiment))
+        if len(losses) > 1:
+            ax.fill_between(
+                x[part], losses.min(0)[part], losses.max(0)[part], alpha=0.12, linewidth=0,
+                color=style(experiment)["color"],
+            )  # fmt: skip
+        ends.append((experiment, x[-1], middle[-1]))
+    ax.set_xlabel(f"training time ({unit})" if seconds else "epochs")
+    ax.set_ylabel("validation loss (RAND batches), smoothed")
+    ax.set_title(LINE_NOTE, loc="left", fontsize=8, color="#555555")
+    ax.grid(alpha=0.25)
+    label_ends(ax, ends)
+    figure.savefig(path, dpi=160)
+
+
+def draw_savings(path: Path, figures: Figures) -> None:
+    """Time saved against RAND over decoder steps saved: on the line, the steps explain it all."""
+    figure = Figure(figsize=(9, 5.4), layout="constrained")
+    ax = figure.subplots()
+    points = []
+    for experiment in figures:
+        steps, time = (reduction(figures, experiment, n) for n in ("total_length", "minutes"))
+        if experiment != "RAND" and steps and time:
+            points.append((experiment, steps[0], time[0]))
+            spread = 0 if np.isnan(time[1]) else time[1]
+            colour = style(experiment)["color"]
+            ax.errorbar(steps[0], time[0], spread, fmt="o", color=colour, capsize=3, markersize=6)
+    if not points:
+        raise UserError(f"{path}: needs an epoch of RAND and of another experiment, by one seed")
+    # The paper's batches of a fixed size: steps are in proportion to the average batch length.
+    random = PAPER["RAND"]
+    for k, (experiment, row) in enumerate(PAPER.items()):
+        if experiment != "RAND" and "DBS" not in experiment:
+            x, y = (100 * (1 - row[n] / random[n]) for n in ("abl", "minutes"))
+            label = "the paper's, batches of a fixed size" if k == 1 else None
+            ax.plot(x, y, "o", markerfacecolor="none", color="#888888", label=label, markersize=5)
+    low, high = min(x for _, x, _ in points) - 6, max(x for _, x, _ in points) + 4
+    ax.plot([low, high], [low, high], color="#888888", linewidth=1, label="time follows the steps")
+    ax.set_xlim(low, high)
+    ax.set_xlabel("decoder steps saved against RAND (%): sum of batch lengths")
+    ax.set_ylabel("training time saved against RAND (%)")
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, loc="upper left")
+    label_ends(ax, points)
+    figure.savefig(path, dpi=160)
+
+
+def main() -> None:
+    parser = ArgumentParser(
+        description="Draw validation losses over epochs (the paper's Figure 4) and over time, and "
+        "the time saved over the decoder steps saved, from the records of runs; finished or not."
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=Path, help="outputs of run_all.sh, or folders of train.py's"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="where to write (default: RUNS/figures)"
+    )
+    args = parser.parse_args()
+    output = args.output or args.runs[0] / "figures"
+    runs, series, figures = read_series(args.runs)
+    make_folder(output)
+    minutes = {name: mean_of(values_of(figures, name, "minutes")) for name in figures}
+    seconds = {name: 60 * value[0] for name, value in minutes.items() if value}
+    with rc_context(STYLE):
+        draw_losses(output / "figure4.png", runs, series, FIGURE4)
+        draw_losses(output / "loss_over_time.png", runs, series, seconds, seconds)
+        draw_savings(output / "time_over_steps.png", figures)
+    for name in ("figure4", "loss_over_time", "time_over_steps"):
+        print(f"wrote {output / name}.png")
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)

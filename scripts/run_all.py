@@ -1,0 +1,450 @@
+"""Train the paper's ten experiments one after another, then write its tables and figures.
+
+    bash scripts/run_all.sh                                    # LJSpeech, or the demo corpus
+    bash scripts/run_all.sh --only "RAND SSB-DBS-BR" --seeds "0 1000 2000" --epochs 40
+
+Each experiment is a plain call of train.py, which is printed. OUTPUT/EXPERIMENT/seedN is its
+folder. Called again, finished runs are skipped and a broken one goes on. The conditions are the
+paper's (Sec. 6), and so is the way that BKT's and ATS's parameters are chosen (Sec. 3): the
+largest whose padding does not exceed SSB's.
+"""
+
+import argparse
+import dataclasses
+import fcntl
+import multiprocessing
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import data_utils
+from batching import batch_statistics, plan_batches, solve_randomness
+from checkpoint import load_checkpoint, make_folder, refuse_changes
+from data_utils import Clip, collate, load_clips
+from hparams import (
+    ArgumentParser,
+    HParams,
+    UserError,
+    create_hparams,
+    exit_on_user_error,
+    parse_overrides,
+)
+from loss_function import Tacotron2Loss
+from model import Tacotron2
+from scripts.paper import EXPERIMENTS, PARAMETERS, experiment_settings
+from scripts.prepare_ljspeech import read_corpus, split, write_filelist
+from train import choose_device, synchronize
+
+LJSPEECH = Path("data/LJSpeech-1.1")
+LJSPEECH_CLIPS = 13_100
+# What the series itself decides, and --hparams may not.
+OPTIONS = {
+    "batching_strategy": "--only", "dynamic_batch_size": "--only", "batch_randomization": "--only",
+    "seed": "--seeds", "epochs": "--epochs", "training_files": "--train",
+    "validation_files": "--val",
+}  # fmt: skip
+
+
+class Job(NamedTuple):
+    """One training of the series."""
+
+    experiment: str
+    seed: int
+    folder: Path
+    overrides: str  # of --hparams
+    hparams: HParams
+
+
+# What to train
+
+
+def parse_args() -> argparse.Namespace:
+    parser = ArgumentParser(
+        prog="run_all.sh",
+        description="Train the paper's ten experiments one after another, then write its tables "
+        "and figures. Called again, it skips finished runs and goes on with a broken one.",
+        epilog=f"Without --corpus or lists: {LJSPEECH} if it is there, else a corpus that "
+        "espeak-ng speaks.",
+    )
+    add = parser.add_argument
+    add("--corpus", type=Path, metavar="DIR", help="a corpus in LJSpeech's layout, split 80:20")
+    add("--train", metavar="LIST", help="in its place, a filelist to train on ...")
+    add("--val", metavar="LIST", help="... and one to validate on")
+    add("--output", type=Path, default=Path("runs/table2"), metavar="DIR", help="(%(default)s)")
+    add("--epochs", type=int, default=HParams.epochs, help="of each run (%(default)s)")
+    add(
+        "--seeds",
+        default="0",
+        help='of the runs, such as "0 1000 2000": each plans its epochs from seed + epoch, so '
+        "keep them further apart than there are epochs (%(default)s)",
+    )
+    add("--only", default=" ".join(EXPERIMENTS), metavar="NAMES", help="(%(default)s)")
+    add("--limit", type=int, metavar="N", help="use N clips, chosen at random")
+    add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change in all runs")
+    add("--preset", default="paper", help="of the settings (%(default)s)")
+    args = parser.parse_args()
+    args.only = args.only.replace(",", " ").split()
+    try:
+        args.seeds = [int(seed) for seed in args.seeds.replace(",", " ").split()]
+    except ValueError:
+        raise UserError(f"--seeds {args.seeds}: use whole numbers with blanks between") from None
+    HParams(epochs=args.epochs)
+    for seed in args.seeds:
+        HParams(seed=seed)
+    for name in args.only:
+        if name not in EXPERIMENTS:
+            raise UserError(f"--only {name}: no such experiment; use {', '.join(EXPERIMENTS)}")
+    for option, values in (("only", args.only), ("seeds", args.seeds)):
+        if not values or len(set(values)) < len(values):
+            raise UserError(f"--{option} {values}: name one or more, each once")
+    if (args.train is None) != (args.val is None):
+        raise UserError("--train and --val: give both, or a --corpus that is split")
+    if args.train and args.corpus:
+        raise UserError(f"--corpus {args.corpus}: give it or --train and --val, not both")
+    if args.limit is not None and args.limit < 10:
+        raise UserError(f"--limit {args.limit}: use 10 clips or more")
+    given = parse_overrides(args.hparams)
+    for name, option in OPTIONS.items():
+        if name in given:
+            raise UserError(f"--hparams: {name} is for run_all.sh to set; use {option}")
+    if "data_dir" in given and not args.train:
+        raise UserError("--hparams: data_dir goes with --train and --val; use --corpus")
+    return args
+
+
+def choose_data(args: argparse.Namespace, hparams: HParams) -> dict[str, str]:
+    """The settings that name the data; lists that we make are written into ``args.output``."""
+    lists = {"train": args.train, "val": args.val}
+    names = {"train": "training_files", "val": "validation_files"}
+    if args.train and args.limit is None:
+        return {names[part]: path for part, path in lists.items()}
+    if args.train:
+        data = {}
+        lines = {part: read_lines(path) for part, path in lists.items()}
+    else:
+        corpus = args.corpus or (LJSPEECH if LJSPEECH.exists() else make_corpus(args.limit))
+        clips = read_corpus(corpus, hparams)
+        ids = split(list(clips), 0.8, seed=0)
+        data = {"data_dir": str(corpus)}
+        lines = {
+            part: [f"wavs/{i}.wav|{clips[i]}" for i in of_part]
+            for part, of_part in zip(lists, ids, strict=True)
+        }
+    there = sum(map(len, lines.values()))
+    if args.limit is not None:
+        if args.limit > there:
+            raise UserError(f"--limit {args.limit}: there are {there} clips; use at most that")
+        share = args.limit / there
+        lines = {part: choose(of_part, share) for part, of_part in lines.items()}
+    for part, of_part in lines.items():
+        path = args.output / "filelists" / f"{part}.txt"
+        text = "".join(f"{line}\n" for line in of_part)
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise UserError(f"{path}: lists other clips than these; give another --output")
+        write_filelist(path, of_part)
+        data[names[part]] = str(path)
+    return data
+
+
+def make_corpus(limit: int | None) -> Path:
+    """Speech by espeak-ng, as many clips as asked for; goes on where it was stopped."""
+    n = LJSPEECH_CLIPS if limit is None else limit
+    corpus = Path(f"data/demo{n}")
+    print(f"{LJSPEECH}: not there (prepare_ljspeech.py fetches it); using a demo corpus instead")
+    command = [sys.executable, "scripts/make_demo_corpus.py", str(corpus), "--clips", str(n)]
+    if status := subprocess.run(command, check=False).returncode:
+        sys.exit(status)  # it has said why
+    return corpus
+
+
+def read_lines(filelists: str) -> list[str]:
+    """The lines of filelists joined with +."""
+    lines = []
+    for path in filelists.split("+"):
+        try:
+            text = Path(path.strip()).read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read ({error}); name a filelist") from None
+        lines += [line for line in text.splitlines() if line.strip()]
+    return lines
+
+
+def choose(lines: Sequence[str], share: float) -> list[str]:
+    """A part of the lines, at random but always the same, in their order."""
+    n = max(round(len(lines) * share), 1)
+    return [lines[i] for i in sorted(np.random.default_rng(0).permutation(len(lines))[:n])]
+
+
+def make_jobs(args: argparse.Namespace, data: dict[str, str], lengths: list[int]) -> list[Job]:
+    """Every run, seed by seed. Refuses an output that holds runs of other settings."""
+    given = parse_overrides(args.hparams)
+    common = args.hparams.strip().strip(",")
+    base = create_hparams(common, args.preset)
+    parameters = select_parameters(lengths, base, args.only, given)
+    jobs = []
+    for seed in args.seeds:
+        for name in args.only:
+            batching = experiment_settings(name)
+            strategy = batching["batching_strategy"]
+            if strategy in parameters:
+                batching[PARAMETERS[strategy]] = parameters[strategy]
+            settings = {**data, "epochs": args.epochs, "seed": seed, **batching}
+            pairs = [f"{key}={quote(value)}" for key, value in settings.items()]
+            overrides = ",".join(filter(None, [common, *pairs]))
+            folder = args.output / name / f"seed{seed}"
+            jobs.append(Job(name, seed, folder, overrides, create_hparams(overrides, args.preset)))
+    return jobs
+
+
+def quote(value: object) -> str:
+    """A value as --hparams reads it."""
+    text = str(value)
+    return repr(text) if any(character in text for character in ",'\"[]() ") else text
+
+
+def select_parameters(
+    lengths: list[int], hparams: HParams, experiments: list[str], given: dict[str, object]
+) -> dict[str, int]:
+    """BKT's and ATS's parameter for SSB's ZPR (Sec. 3), unless ``given``."""
+    strategies = {experiment_settings(name)["batching_strategy"] for name in experiments}
+    wanted = [s for s in ("BKT", "ATS") if s in strategies and PARAMETERS[s] not in given]
+    if not wanted or hparams.bucket_edges != "size":
+        return {}
+    fixed = {"batch_size": hparams.batch_size, "seed": hparams.seed, "dynamic_batch_size": False}
+    try:
+        plans = [plan_batches(lengths, "SSB", lrf=hparams.lrf, epoch=e, **fixed) for e in range(8)]
+        zpr = sum(batch_statistics(lengths, plan).zpr for plan in plans) / len(plans)
+        return {s: int(solve_randomness(lengths, s, zpr, **fixed)) for s in wanted}
+    except ValueError as error:
+        raise UserError(
+            f"BKT and ATS cannot pad like SSB with these {len(lengths)} clips ({error}); give "
+            "bucket_size and n_bins in --hparams, or leave BKT-BR and ATS-BR out of --only"
+        ) from None
+
+
+def epochs_done(job: Job) -> int:
+    """Epochs in the run's last checkpoint; 0 without one.
+
+    Raises:
+        UserError: the run was made with other settings.
+    """
+    path = job.folder / "checkpoint_last.pt"
+    try:
+        state = load_checkpoint(path)
+    except UserError:
+        return 0  # none, or damaged: then train.py will say so, and the other runs go on
+    try:
+        refuse_changes(state, dataclasses.asdict(job.hparams), path)
+    except UserError as error:
+        raise UserError(str(error).replace("another -o", "another --output")) from None
+    return state["sampler"]["epoch"]
+
+
+# How long it will take
+
+
+class Cost(NamedTuple):
+    """Seconds of a training step with B clips of T_out frames: a + b T_out + c B T_out."""
+
+    coefficients: tuple[float, float, float]
+    validation_share: float  # of a forward pass alone
+    n_parameters: int
+    device: str
+
+    def of_batches(self, clips: Sequence[Clip], batches: Sequence[Sequence[int]]) -> float:
+        shapes = [(len(batch), max(clips[i].n_frames for i in batch)) for batch in batches]
+        terms = np.array([(1, T_out, B * T_out) for B, T_out in shapes]).sum(0)
+        return float(terms @ self.coefficients)
+
+
+def measure(hparams: HParams, T_in: int, T_out: int) -> Cost:
+    """Time a few training steps on noise: the largest batch of the series, and smaller ones."""
+    device = choose_device(hparams.precision)
+    model = Tacotron2(hparams).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    loss_function = Tacotron2Loss(hparams.guided_attention_weight, hparams.guided_attention_sigma)
+
+    def seconds(B: int, T_out: int, train: bool = True) -> float:
+        clip = (torch.ones(T_in, dtype=torch.long), torch.zeros(T_out, hparams.n_mel_channels))
+        batch = collate([clip] * B).to(device)
+        model.train(train)
+        times = []
+        while len(times) < 3 and sum(times) < 10:  # the first warms up, unless it is long
+            started = time.perf_counter()
+            with torch.set_grad_enabled(train):
+                loss = loss_function(model(batch), batch)
+            if train:
+                optimizer.zero_grad()
+                loss.objective.backward()
+                optimizer.step()
+            synchronize(device)
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    B, half = hparams.batch_size, max(T_out // 2, 1)
+    try:
+        shapes = [(B, T_out), (B, half), (2 * B, half)]
+        times = [seconds(*shape) for shape in shapes]
+        forward = seconds(B, T_out, train=False)
+    except torch.OutOfMemoryError:
+        raise UserError(
+            f"a batch of {B} clips of {T_out} frames does not fit the GPU's memory; set a smaller "
+            "batch_size in --hparams"
+        ) from None
+    terms = np.array([[1, T, B * T] for B, T in shapes], dtype=float)
+    coefficients, _ = nnls(terms, np.array(times))
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    n_parameters = sum(p.numel() for p in model.parameters())
+    return Cost(tuple(coefficients), forward / times[0], n_parameters, name)
+
+
+def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip]) -> None:
+    """Say what will run, how long it will take, and how much disk; refuse a full disk."""
+    hparams, clips = jobs[0].hparams, [*train, *val]
+    T_in, T_out = max(len(clip.ids) for clip in clips), max(clip.n_frames for clip in clips)
+    print(f"measuring: steps of {hparams.batch_size} clips of {T_out} frames ...")
+    # In another process, which gives back the GPU's memory.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        cost = pool.apply(measure, (hparams, T_in, T_out))
+
+    lengths = [clip.n_frames for clip in train]
+    val_batches = data_utils.validation_batches(val, hparams)
+    of_validation = cost.validation_share * cost.of_batches(val, val_batches)
+    print(f"\n{'experiment':<12} {'seed':>6} {'epochs':>9} {'batches':>8} {'steps':>9} "
+          f"{'min/epoch':>10} {'hours':>7}")  # fmt: skip
+    total = 0.0
+    for job, n_done in zip(jobs, done, strict=True):
+        plan = data_utils.training_sampler(train, job.hparams).plan
+        found, seconds = batch_statistics(lengths, plan), cost.of_batches(train, plan)
+        left = max(job.hparams.epochs - n_done, 0)
+        hours = left * (seconds + of_validation / job.hparams.epochs_per_validation) / 3600
+        total += hours
+        print(
+            f"{job.experiment:<12} {job.seed:>6} {n_done:>4}/{job.hparams.epochs:<4} "
+            f"{found.n_batches:>8,} {found.total_length:>9,} {seconds / 60:>10.2f} {hours:>7.2f}"
+        )
+    frames = sum(clip.n_frames for clip in clips)
+    checkpoint = 12 * cost.n_parameters  # bytes: weights, and Adam's two moments
+    unbegun = done.count(0)
+    needed = 2 * unbegun * checkpoint + checkpoint + 4 * frames * hparams.n_mel_channels
+    free = shutil.disk_usage(jobs[0].folder.parents[1]).free
+    print(
+        f"\n{len(train):,} training and {len(val):,} validation clips, {cost.n_parameters:,} "
+        f"parameters, {cost.device}, {hparams.precision}\n"
+        f"about {duration(total)} to go, by the epochs' batches and the steps just timed; "
+        f"{needed / 1e9:.1f} GB of disk ({free / 1e9:.0f} GB free)\n"
+        "(steps: decoder steps an epoch, the sum of the batches' lengths)\n"
+    )
+    if free < needed:
+        raise UserError(
+            f"{jobs[0].folder.parents[1]}: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed; "
+            "free some, give another --output, or train fewer by --only"
+        )
+
+
+def duration(hours: float) -> str:
+    if hours < 1:
+        return f"{60 * hours:.0f} minutes"
+    return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+# The series
+
+
+def lock_output(output: Path) -> int:
+    """Hold ``output`` for this process and the train.py that it starts; wait while it is held.
+
+    Returns the open file that holds it.
+    """
+    lock = os.open(output / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(lock, 20).decode()
+        print(
+            f"{output}: in use by process {holder} or the training that it started; waiting for "
+            "it to end"
+        )
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    os.truncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    return lock
+
+
+def train(job: Job, preset: str, lock: int) -> int:
+    """Call train.py, and see that it ends when this program does; its exit status."""
+    command = ["train.py", "-o", str(job.folder), "--resume"]
+    command += ["--preset", preset] * (preset != "paper") + ["--hparams", job.overrides]
+    print(f"\npython {shlex.join(command)}", flush=True)
+    process = subprocess.Popen([sys.executable, *command], pass_fds=[lock])
+    try:
+        return process.wait()
+    except KeyboardInterrupt:  # Ctrl-C reaches both; kill -INT this program alone
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(3)
+        return 130
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
+def main() -> None:
+    args = parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that train() ends its process
+    base = create_hparams(args.hparams, args.preset)
+    make_folder(args.output)
+    lock = lock_output(args.output)
+    data = choose_data(args, base)
+    clips = [
+        load_clips(data[name], dataclasses.replace(base, **data))
+        for name in ("training_files", "validation_files")
+    ]
+    jobs = make_jobs(args, data, [clip.n_frames for clip in clips[0]])
+    done = [epochs_done(job) for job in jobs]
+    if any(n < job.hparams.epochs for n, job in zip(done, jobs, strict=True)):
+        announce(jobs, done, *clips)
+    failed = []
+    for i, (job, n_done) in enumerate(zip(jobs, done, strict=True), start=1):
+        title = f"[{i}/{len(jobs)}] {job.experiment}, seed {job.seed}"
+        if n_done >= job.hparams.epochs:
+            print(f"{title}: finished, {n_done} epochs")
+            continue
+        started = time.perf_counter()
+        status = train(job, args.preset, lock)
+        minutes = (time.perf_counter() - started) / 60
+        if status == 130:  # Ctrl-C
+            print(f"{title}: stopped; the same command goes on from here")
+            sys.exit(130)
+        if status:
+            failed.append((title, status))
+            print(f"{title}: FAILED with status {status}; going on with the others", flush=True)
+        else:
+            print(f"{title}: done in {minutes:.1f} minutes", flush=True)
+
+    for program in ("tables.py", "figures.py"):
+        print(flush=True)
+        subprocess.run([sys.executable, f"scripts/{program}", str(args.output)], check=False)
+    for title, status in failed:
+        print(f"{title}: FAILED with status {status}, see above", file=sys.stderr)
+    if failed:
+        print("the same command tries them again", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# The paper's Table 2: bash scripts/run_all.sh        (--help shows what can be changed)
+# Trains its ten experiments one after another, then writes the tables and figures.
+# Called again, it goes on where it was stopped.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/venv.sh
+exec python scripts/run_all.py "$@"

@@ -1,0 +1,584 @@
+"""The paper's Tables 1-4 and its five conclusions, filled from what runs of train.py recorded.
+
+    python scripts/tables.py runs/table2                       # the output of run_all.sh
+    python scripts/tables.py runs/seed0 runs/seed1 --output runs/both
+
+Prints them, and writes table1-4 as Markdown and CSV, and conclusions.md. Unfinished runs are
+taken as far as they have come, and what is missing is named.
+"""
+
+import csv
+import itertools
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from checkpoint import MAY_CHANGE, make_folder
+from hparams import ArgumentParser, HParams, UserError, exit_on_user_error
+from logger import read_metrics
+from scripts.paper import (
+    BATCHING,
+    EXPERIMENTS,
+    PAPER,
+    PAPER_BATCHES,
+    PAPER_EPOCHS,
+    PAPER_PARAMETERS,
+    PAPER_REDUCTION,
+    PAPER_STAGES,
+    PARAMETERS,
+    experiment_name,
+)
+
+WORDS = ("holds", "fails", "open")  # what a comparison can be found to do
+SIMILAR = 0.02  # losses this close are similar: the paper calls 0.318 and 0.322 so
+COMPARISONS = {  # Table 4
+    "SB or SSB": [("SB", "SSB"), ("SB-BR", "SSB-BR"), ("SB-DBS", "SSB-DBS")],
+    "without or with BR": [("SB", "SB-BR"), ("SSB", "SSB-BR"), ("SSB-DBS", "SSB-DBS-BR")],
+    "without or with DBS": [("SB", "SB-DBS"), ("SSB", "SSB-DBS"), ("SSB-BR", "SSB-DBS-BR")],
+}
+
+# Reading runs
+
+# The choice of batches: what may differ between the runs that a table compares. (LRF may not:
+# the other two parameters are solved for it.)
+CHOICE = {*BATCHING, "bucket_size", "n_bins", "bucket_edges", "n_buckets"}
+
+
+class Run(NamedTuple):
+    """One training, as train.py recorded it."""
+
+    path: Path
+    experiment: str
+    settings: dict[str, Any]  # of hparams.json
+    epochs: list[dict[str, Any]]  # records of "epoch" events
+    validations: list[dict[str, Any]]  # and of "validation" events
+
+
+def load_runs(folders: Iterable[Path]) -> list[Run]:
+    """Every run under ``folders``, the paper's experiments in its order, then others, by seed.
+
+    Raises:
+        UserError: a folder without runs, a damaged record, an experiment twice with one seed, or
+            runs whose settings differ in more than the batching.
+    """
+    runs: list[Run] = []
+    for folder in folders:
+        paths = sorted(path.parent for path in folder.rglob("hparams.json"))
+        if not paths:
+            raise UserError(f"{folder}: holds no run; name the output of run_all.sh or train.py")
+        runs += map(_load_run, paths)
+    order = {name: i for i, name in enumerate(EXPERIMENTS)}
+    runs.sort(key=lambda r: (order.get(r.experiment, 99), r.experiment, r.settings["seed"]))
+    for one, other in itertools.pairwise(runs):
+        if (one.experiment, one.settings["seed"]) == (other.experiment, other.settings["seed"]):
+            raise UserError(
+                f"{one.path} and {other.path}: are both {one.experiment} with seed "
+                f"{one.settings['seed']}; name folders that hold it once"
+            )
+    for run in runs:
+        same = next(other for other in runs if other.experiment == run.experiment)
+        _require_equal(same, run, {"seed"})
+        _require_equal(runs[0], run, {"seed", *CHOICE})
+    return runs
+
+
+def _load_run(path: Path) -> Run:
+    file = path / "hparams.json"
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        HParams(**settings)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{file}: not the settings of a run of this version ({error})") from None
+    metrics = path / "metrics.jsonl"
+    records = read_metrics(metrics) if metrics.exists() else []  # it has only just begun
+    epochs, validations = (
+        [record for record in records if record["event"] == event]
+        for event in ("epoch", "validation")
+    )
+    return Run(path, experiment_name(settings), settings, epochs, validations)
+
+
+def _require_equal(one: Run, other: Run, exempt: set[str]) -> None:
+    for name, value in one.settings.items():
+        theirs = other.settings[name]
+        if theirs != value and name not in exempt | MAY_CHANGE - {"learning_rate"}:
+            raise UserError(
+                f"{one.path} and {other.path}: {name} is {value} in the one and {theirs} in the "
+                "other; compare runs that differ in their batching alone"
+            )
+
+
+# Figures of a run
+
+
+class Series(NamedTuple):
+    """The validations that a run of ``planned`` epochs will have made."""
+
+    planned: int
+    epochs: list[int]  # done at each validation
+    stages: list[int]  # indices into epochs of VL1, VL2 and VL3
+
+
+def plan_series(runs: Sequence[Run]) -> Series:
+    """Stages are the paper's fractions of the epochs: 100, 160 and 220 of 220."""
+    planned = max(run.settings["epochs"] for run in runs)
+    every = min(run.settings["epochs_per_validation"] for run in runs)
+    epochs = [e for e in range(1, planned + 1) if e % every == 0 or e == planned]
+    targets = [planned * stage / PAPER_EPOCHS for stage in PAPER_STAGES]
+    stages = [min(range(len(epochs)), key=lambda i: abs(epochs[i] - t)) for t in targets]
+    return Series(planned, epochs, stages)
+
+
+def smoothed(losses: Sequence[float]) -> list[float]:
+    """Each averaged with the previous and the next, where there are (Sec. 6)."""
+    return [float(np.mean(losses[max(i - 1, 0) : i + 2])) for i in range(len(losses))]
+
+
+def losses_of(run: Run, series: Series, name: str = "loss") -> list[float]:
+    """The run's validation losses, as far as they follow the series."""
+    losses = {record["epoch"] + 1: record[name] for record in run.validations}
+    found = []
+    for epoch in series.epochs:
+        if epoch not in losses:
+            break
+        found.append(losses[epoch])
+    return found
+
+
+def figures_of(run: Run, series: Series) -> dict[str, float]:
+    """What the tables say of a run; a figure that is not known yet is left out."""
+    found: dict[str, float] = {}
+    for name in ("n_batches", "total_length", "zpr", "abl") if run.epochs else ():
+        found[name] = float(np.mean([record[name] for record in run.epochs]))
+    if run.epochs:
+        found["zpr"] *= 100
+        # Medians, which other work on the machine moves less.
+        for name, key in (("minutes", "minutes"), ("speed", "frames_per_second")):
+            found[name] = float(np.median([record[key] for record in run.epochs]))
+        found["memory"] = max(record["peak_memory_gib"] for record in run.epochs)
+    for name, kind in (("vl", "loss"), ("masked", "masked_loss")):
+        losses = losses_of(run, series, kind)
+        complete = len(losses) == len(series.epochs)
+        known = smoothed(losses)[: None if complete else -1]  # the newest lacks its next
+        for k, stage in enumerate(series.stages, start=1):
+            if stage < len(known):
+                found[f"{name}{k}"] = known[stage]
+        if complete:
+            found[f"{name}_avg"] = float(np.mean(losses[series.stages[0] :]))
+    return found
+
+
+Figures = dict[str, dict[int, dict[str, float]]]  # experiment: seed: figures_of its run
+Value = tuple[float, float] | None  # mean over seeds, its standard error (nan with one seed)
+
+
+def values_of(figures: Figures, experiment: str, name: str) -> dict[int, float]:
+    """One figure of an experiment, by seed."""
+    of_seeds = figures.get(experiment, {})
+    return {seed: found[name] for seed, found in of_seeds.items() if name in found}
+
+
+def mean_of(values: dict[int, float]) -> Value:
+    """Mean and standard error, or None of nothing."""
+    if not values:
+        return None
+    numbers, n = list(values.values()), len(values)
+    error = float(np.std(numbers, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    return float(np.mean(numbers)), error
+
+
+def show(value: Value, digits: int, paper: float | None = None, paper_digits: int = 2) -> str:
+    """``mean ± standard error (paper)``."""
+    text = "–"
+    if value is not None:
+        text = f"{value[0]:,.{digits}f}"
+        if not math.isnan(value[1]):
+            text += f" ± {value[1]:,.{digits}f}"
+    return text if paper is None else f"{text} ({paper:.{paper_digits}f})"
+
+
+# Tables
+
+
+class Table(NamedTuple):
+    """A table as Markdown shows it, and the same numbers as CSV has them."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    records: list[dict[str, Any]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        lines = [self.head, ["---"] + ["---:"] * (len(self.head) - 1), *self.rows]
+        table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+        return f"**{self.title}**\n\n{table}\n" + (f"\n*{self.note}*\n" if self.note else "")
+
+
+def record_of(value: Value, name: str, paper: float | None = None) -> dict[str, str]:
+    """The same in CSV: full precision, a column each, empty where unknown."""
+    mean, error = value or (math.nan, math.nan)
+    record = {name: mean, f"{name}_error": error}
+    if paper is not None:
+        record[f"{name}_paper"] = paper
+    return {key: "" if math.isnan(v) else f"{v:.6g}" for key, v in record.items()}
+
+
+def table1(figures: Figures, runs: Sequence[Run]) -> Table:
+    """Parameters selected, and the padding that they give (Sec. 3)."""
+    rows, records = [], []
+    for strategy, parameter in PARAMETERS.items():
+        experiment = f"{strategy}-BR"
+        run = next((run for run in runs if run.experiment == experiment), None)
+        chosen = run.settings[parameter] if run else None
+        limits = {"SSB": "[0, ∞)", "BKT": "[batch size, clips)", "ATS": "[1, clips / batch size]"}
+        names = ("n_batches", "zpr", "abl")
+        cells = {name: mean_of(values_of(figures, experiment, name)) for name in names}
+        paper = {"n_batches": PAPER_BATCHES[strategy], **PAPER[experiment]}
+        rows.append([
+            experiment,
+            f"{parameter} {chosen if run else '–'} ({PAPER_PARAMETERS[strategy]})",
+            limits[strategy],
+            show(cells["n_batches"], 0, paper["n_batches"], 0),
+            show(cells["zpr"], 2, paper["zpr"]),
+            show(cells["abl"], 2, paper["abl"]),
+        ])  # fmt: skip
+        record = {"experiment": experiment, "parameter": parameter, "value": chosen}
+        record["value_paper"] = PAPER_PARAMETERS[strategy]
+        for name, value in cells.items():
+            record |= record_of(value, name, paper[name])
+        records.append(record)
+    head = ["Batching", "Selected parameter", "Range", "Batches", "ZPR %", "ABL"]
+    title = "Table 1: parameters selected for the same padding (the paper's on LJSpeech)"
+    return Table(title, head, rows, records)
+
+
+TABLE2 = {  # figure: its column, digits of ours and of the paper's
+    "zpr": ("ZPR %", 2, 2), "abl": ("ABL", 1, 2), "minutes": ("min/epoch", 3, 2),
+    "vl1": ("VL1", 3, 3), "vl2": ("VL2", 3, 3), "vl3": ("VL3", 3, 3), "vl_avg": ("VLavg", 3, 3),
+}  # fmt: skip
+BEYOND = {  # what the paper does not report
+    "n_batches": ("batches", 1), "total_length": ("sum of batch lengths", 0),
+    "speed": ("real frames/s", 0), "memory": ("peak memory GiB", 2),
+    "masked3": ("masked VL3", 3), "masked_avg": ("masked VLavg", 3),
+}  # fmt: skip
+
+
+def table2(figures: Figures, series: Series) -> tuple[Table, Table]:
+    """Efficiency and validation losses; and what the paper has no column for."""
+    stages = ", ".join(str(series.epochs[i]) for i in series.stages)
+    names = [*EXPERIMENTS, *(name for name in figures if name not in EXPERIMENTS)]
+    shown, beyond, records = [], [], []
+    for experiment in names:
+        paper, record = PAPER.get(experiment, {}), {"experiment": experiment}
+        record["seeds"] = len(figures.get(experiment, {}))
+        values = {n: mean_of(values_of(figures, experiment, n)) for n in TABLE2 | BEYOND}
+        shown.append([experiment, str(record["seeds"])])
+        shown[-1] += [show(values[n], d, paper.get(n), pd) for n, (_, d, pd) in TABLE2.items()]
+        beyond.append([experiment])
+        beyond[-1] += [show(values[n], digits) for n, (_, digits) in BEYOND.items()]
+        for name, value in values.items():
+            theirs = paper.get(name, math.nan) if name in TABLE2 else None
+            record |= record_of(value, name, theirs)
+        records.append(record)
+    note = (
+        f"VL1, VL2, VL3: validation loss after {stages} of {series.planned} epochs, each averaged "
+        "with its neighbours; VLavg: mean between the first and the last. min/epoch: median over "
+        "epochs. Mean ± standard error over seeds; in parentheses the paper's, after "
+        f"{', '.join(map(str, PAPER_STAGES))} of {PAPER_EPOCHS} epochs."
+    )
+    head = ["Batching", "Seeds", *(column for column, *_ in TABLE2.values())]
+    title = "Table 2: efficiency and validation losses (the paper's, on LJSpeech)"
+    first = Table(title, head, shown, records, note)
+    note = (
+        "Sum of batch lengths: decoder steps an epoch. Peak memory: of the GPU, or on a CPU of "
+        "the process. Masked: the loss over real frames only, which padding does not change."
+    )
+    head = ["Batching", *(column for column, _ in BEYOND.values())]
+    return first, Table("Table 2, beyond the paper", head, beyond, [], note)
+
+
+def reduction(figures: Figures, experiment: str, name: str) -> Value:
+    """Percent by which ``name`` falls from RAND's, over the seeds that both have."""
+    random, ours = (values_of(figures, e, name) for e in ("RAND", experiment))
+    return mean_of({s: 100 * (1 - ours[s] / random[s]) for s in ours if s in random})
+
+
+def table3(figures: Figures) -> Table:
+    """Training time saved against RAND, and how much of it fewer decoder steps predict."""
+    rows, records = [], []
+    for experiment in EXPERIMENTS[1:]:
+        saved = None
+        random, ours = (mean_of(values_of(figures, e, "minutes")) for e in ("RAND", experiment))
+        if random and ours:
+            saved = random[0] - ours[0], math.hypot(random[1], ours[1])
+        minutes = PAPER["RAND"]["minutes"] - PAPER[experiment]["minutes"]
+        percent = PAPER_REDUCTION.get(experiment, 100 * minutes / PAPER["RAND"]["minutes"])
+        time, steps = (reduction(figures, experiment, name) for name in ("minutes", "total_length"))
+        rows.append([experiment, show(saved, 3, minutes), show(time, 2, percent), show(steps, 2)])
+        records.append({
+            "experiment": experiment, **record_of(saved, "minutes", minutes),
+            **record_of(time, "percent", percent), **record_of(steps, "steps_percent"),
+        })  # fmt: skip
+    head = ["From RAND to", "saved, min/epoch", "saved %", "fewer decoder steps %"]
+    title = "Table 3: training time reduction (the paper's, on one GTX 1080)"
+    return Table(title, head, rows, records)
+
+
+# Evidence: contrasts of log VL3
+
+
+class Evidence:
+    """Compares losses of experiments, with the spread between seeds as the yardstick.
+
+    Seeds scatter log VL3 alike in every experiment, so that one standard deviation is pooled
+    over those with two seeds or more, and an experiment with one seed can be compared too.
+    """
+
+    def __init__(self, losses: dict[str, list[float]]) -> None:
+        self.logs = {name: np.log(values) for name, values in losses.items() if values}
+        self.df = sum(len(logs) - 1 for logs in self.logs.values())
+        spread = sum(((logs - logs.mean()) ** 2).sum() for logs in self.logs.values())
+        self.sd = math.sqrt(spread / self.df) if self.df else math.nan
+
+    def contrast(self, weights: dict[str, float]) -> tuple[float, float] | None:
+        """Sum of weight x mean log loss, and half its 95 % interval; nan with one seed."""
+        if not set(weights) <= set(self.logs):
+            return None
+        estimate = sum(w * self.logs[name].mean() for name, w in weights.items())
+        error = self.sd * math.sqrt(sum(w**2 / len(self.logs[n]) for n, w in weights.items()))
+        quantile = stats.t.ppf(0.975, self.df) if self.df else math.nan
+        return float(estimate), float(quantile * error)
+
+
+def change(one: str, other: str) -> dict[str, float]:
+    """The contrast of going from ``one`` to ``other``."""
+    return {other: 1.0, one: -1.0}
+
+
+def in_percent(contrast: tuple[float, float] | None) -> str:
+    """The change of the loss, with its 95 % interval."""
+    if contrast is None:
+        return "–"
+    middle, half = contrast
+    low, mid, high = (100 * math.expm1(x) for x in (middle - half, middle, middle + half))
+    return f"{mid:+.1f}" if math.isnan(half) else f"{mid:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def table4(figures: Figures, evidence: Evidence) -> Table:
+    """A/B comparisons of VL3."""
+    rows, records = [], []
+    for part, pairs in COMPARISONS.items():
+        for one, other in pairs:
+            paper = 100 * (1 - PAPER[other]["vl3"] / PAPER[one]["vl3"])
+            contrast = evidence.contrast(change(one, other))
+            ours = "–"
+            record = {"part": part, "from": one, "to": other, "reduction_percent": "", "low": ""}
+            record |= {"high": "", "reduction_percent_paper": f"{paper:.2f}"}
+            if contrast:
+                middle, half = contrast
+                cells = [-100 * math.expm1(x) for x in (middle, middle + half, middle - half)]
+                ours = f"{cells[0]:.2f}"
+                record["reduction_percent"] = ours
+                if not math.isnan(half):
+                    record["low"], record["high"] = (f"{cell:.2f}" for cell in cells[1:])
+                    ours += f" ({record['low']} to {record['high']})"
+            vl3 = [
+                show(mean_of(values_of(figures, e, "vl3")), 3, PAPER[e]["vl3"], 3)
+                for e in (one, other)
+            ]
+            rows.append([part, one, vl3[0], other, vl3[1], ours, f"{paper:.2f}"])
+            records.append(record)
+    head = ["", "From", "VL3", "To", "VL3", "Reduction %", "Paper's %"]
+    note = (
+        "In parentheses: beside a loss the paper's, beside a reduction its 95 % interval, from "
+        "the spread between seeds pooled over all experiments."
+    )
+    return Table("Table 4: A/B comparisons of VL3", head, rows, records, note)
+
+
+# Conclusions
+
+
+class Check(NamedTuple):
+    """One comparison of losses that a conclusion rests on."""
+
+    what: str
+    weights: dict[str, float]
+    wanted: str  # "lower", "higher" or "similar"
+
+
+def conclusions() -> list[tuple[str, list[Check]]]:
+    """The paper's five (Sec. 6), as comparisons of VL3."""
+
+    def lower(one: str, other: str) -> Check:
+        return Check(f"{one} → {other}", change(one, other), "lower")
+
+    def more(pair: tuple[str, str], than: tuple[str, str]) -> Check:
+        """``pair`` gains more than ``than`` does."""
+        weights: dict[str, float] = defaultdict(float)
+        for sign, (one, other) in ((1, pair), (-1, than)):
+            for name, w in change(one, other).items():
+                weights[name] += sign * w
+        return Check(f"({' → '.join(pair)}) against ({' → '.join(than)})", dict(weights), "lower")
+
+    peers = ("SSB-BR", "BKT-BR", "ATS-BR")
+    gains = COMPARISONS["without or with BR"] + COMPARISONS["without or with DBS"]
+    return [
+        (
+            "SSB-BR does as well as BKT-BR and ATS-BR",
+            [Check(f"{p} → SSB-BR", change(p, "SSB-BR"), "similar") for p in peers[1:]],
+        ),
+        (
+            "SSB-BR, BKT-BR and ATS-BR are behind RAND after the same epochs, but can be ahead of "
+            "it after the same time",
+            [Check(f"RAND → {p}", change("RAND", p), "higher") for p in peers]
+            + [lower(f"RAND in {p}'s time", p) for p in peers],
+        ),
+        (
+            "SSB-DBS-BR is ahead of RAND after the same epochs",
+            [lower("RAND", "SSB-DBS-BR")],
+        ),
+        (
+            "SSB is better than SB; less so once DBS or BR is on",
+            [lower("SB", "SSB")]
+            + [more(("SB", "SSB"), pair) for pair in COMPARISONS["SB or SSB"][1:]],
+        ),
+        (
+            "BR and DBS each lower the loss, most where batches are least random",
+            [lower(*pair) for pair in gains] + [more(gains[0], gains[2]), more(gains[3], gains[5])],
+        ),
+    ]
+
+
+def judge(check: Check, contrast: tuple[float, float] | None) -> str:
+    """Whether the 95 % interval says that the check "holds" or "fails", or leaves it "open"."""
+    if contrast is None or math.isnan(contrast[1]):
+        return "open"
+    low, high = contrast[0] - contrast[1], contrast[0] + contrast[1]
+    if check.wanted == "higher":
+        low, high = -high, -low
+    margin = math.log1p(SIMILAR) if check.wanted == "similar" else 0.0
+    if high < margin and (check.wanted != "similar" or low > -margin):
+        return "holds"
+    return "fails" if low > margin or (check.wanted == "similar" and high < -margin) else "open"
+
+
+def equal_time(figures: Figures, runs: Sequence[Run], series: Series) -> dict[str, list[float]]:
+    """RAND's smoothed loss when others have ended: the losses of "RAND in X's time"."""
+    found = {}
+    minutes = {name: mean_of(values_of(figures, name, "minutes")) for name in figures}
+    curves = [losses_of(run, series) for run in runs if run.experiment == "RAND"]
+    curves = [smoothed(losses) for losses in curves if len(losses) == len(series.epochs)]
+    for name in figures:
+        if curves and minutes[name]:
+            epochs = series.planned * minutes[name][0] / minutes["RAND"][0]  # of RAND by then
+            if epochs <= series.planned:
+                at = [float(np.interp(epochs, series.epochs, curve)) for curve in curves]
+                found[f"RAND in {name}'s time"] = at
+    return found
+
+
+def conclude(figures: Figures, runs: Sequence[Run], series: Series) -> str:
+    """The report on the conclusions, as Markdown."""
+    evidence = Evidence({e: list(values_of(figures, e, "vl3").values()) for e in figures})
+    # After the spread was pooled, since these are RAND's own runs again.
+    for name, losses in equal_time(figures, runs, series).items():
+        evidence.logs[name] = np.log(losses)
+    paper = Evidence({name: [row["vl3"]] for name, row in PAPER.items()})
+    seeds = f"pooled from {evidence.df} degrees of freedom" if evidence.df else "unknown: one seed"
+    lines = [
+        "**The paper's conclusions**\n",
+        "Each rests on comparisons of VL3. One holds or fails where its 95 % interval, by the "
+        f"spread between seeds ({seeds}), leaves no other answer. All must hold.\n",
+    ]
+    for number, (claim, checks) in enumerate(conclusions(), start=1):
+        contrasts = [evidence.contrast(check.weights) for check in checks]
+        found = [judge(*pair) for pair in zip(checks, contrasts, strict=True)]
+        counts = ", ".join(f"{found.count(w)} {w}" for w in WORDS if w in found)
+        verdict = "supported"
+        if "open" in found:
+            verdict = "not decidable at this scale"
+        if "fails" in found:
+            verdict = "contradicted"
+        lines += [
+            f"{number}. {claim}: **{verdict}** ({counts})\n",
+            "   | Change of VL3 | wanted | % (95 % interval) | paper's % | |",
+            "   |---|---|---:|---:|---|",
+        ]
+        for check, contrast, word in zip(checks, contrasts, found, strict=True):
+            wanted = f"within ±{SIMILAR:.0%}" if check.wanted == "similar" else check.wanted
+            theirs = in_percent(paper.contrast(check.weights))
+            cells = [check.what, wanted, in_percent(contrast), theirs, word]
+            lines.append(f"   | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def missing(runs: Sequence[Run], series: Series) -> list[str]:
+    """What the tables still lack, a line each."""
+    have = {run.experiment for run in runs}
+    lines = [f"no run of {name}" for name in EXPERIMENTS if name not in have]
+    for run in runs:
+        if len(losses_of(run, series)) < len(series.epochs):
+            lines.append(f"{run.path}: {len(run.epochs)} of {series.planned} epochs")
+    return lines
+
+
+# The program
+
+
+def read_series(folders: Sequence[Path]) -> tuple[list[Run], Series, Figures]:
+    """The runs under ``folders``, what they will be in the end, and their figures by now."""
+    runs = load_runs(folders)
+    series, figures = plan_series(runs), defaultdict(dict)
+    for run in runs:
+        figures[run.experiment][run.settings["seed"]] = figures_of(run, series)
+    return runs, series, dict(figures)
+
+
+def main() -> None:
+    parser = ArgumentParser(
+        description="Fill the paper's Tables 1-4, and judge its five conclusions, from the records "
+        "of runs; finished or not."
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=Path, help="outputs of run_all.sh, or folders of train.py's"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="where to write (default: RUNS/tables)"
+    )
+    args = parser.parse_args()
+    output = args.output or args.runs[0] / "tables"
+    runs, series, figures = read_series(args.runs)
+    evidence = Evidence({e: list(values_of(figures, e, "vl3").values()) for e in figures})
+    make_folder(output)
+    table_2, beyond = table2(figures, series)
+    tables = [table1(figures, runs), table_2, table3(figures), table4(figures, evidence)]
+    for number, table in enumerate(tables, start=1):
+        text = table.markdown() + (f"\n{beyond.markdown()}" if table is table_2 else "")
+        print(text)
+        (output / f"table{number}.md").write_text(text, encoding="utf-8")
+        with open(output / f"table{number}.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, table.records[0])
+            writer.writeheader()
+            writer.writerows(table.records)
+    report = conclude(figures, runs, series)
+    (output / "conclusions.md").write_text(report, encoding="utf-8")
+    print(report)
+    if lines := missing(runs, series):
+        print("Missing:\n  " + "\n  ".join(lines) + "\n")
+    print(f"wrote {output}/table1-4 as .md and .csv, and conclusions.md")
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
