@@ -172,13 +172,15 @@ def markdown(rows: list[dict], args: argparse.Namespace) -> Iterable[str]:
         return f"{mean} ± {sd}" if args.seeds > 1 else mean
 
     header = ["Batching", "Parameter", "Batches", "ZPR %", f"ABL ({args.unit})"]
-    header += [f"Sum of batch lengths ({args.unit})"]
+    header += [f"Sum of batch lengths ({args.unit})", "vs RAND"]
     header += ["Paper: batches, ZPR %, ABL"] if args.paper else []
     yield "| " + " | ".join(header) + " |"
     yield "|---|---|" + "---:|" * (len(header) - 2)
     for row in rows:
         cells = [row["batching"], row["parameter"], cell(row["n_batches"], 1)]
         cells += [cell(row["zpr"], 2, 100), cell(row["abl"], 1), cell(row["total_length"], 0)]
+        steps = [r["total_length"]["mean"] for r in (row, rows[0])]
+        cells += [f"{100 * (steps[0] / steps[1] - 1):+.1f} %" if row is not rows[0] else "–"]
         cells += [paper_cell(row["batching"])] if args.paper else []
         yield "| " + " | ".join(cells) + " |"
 
@@ -188,6 +190,58 @@ def paper_cell(batching: str) -> str:
     row = PAPER.get(batching) or PAPER.get(f"{batching}-BR")
     numbers = f"{row['zpr']:.2f}, {row['abl']:.2f}" if row else "–, –"
     return f"{PAPER_BATCHES[batching]}, {numbers}" if batching in PAPER_BATCHES else "–"
+
+
+def capacity_rows(lengths: np.ndarray, args: argparse.Namespace) -> list[dict]:
+    """Batches with DBS under two rules, against the paper's counts (Sec. 4).
+
+    The paper's inequality, B_i L_i <= B_0 L_max < B_{i+1} L_{i+1}, ends a batch before the clip
+    that would exceed the capacity; the other rule ends it after. Padded frames a batch, of the
+    paper: clips x ABL / batches.
+    """
+    rows = []
+    for strategy in ("RAND", "SSB", "SB"):
+        of_seeds: dict[str, list[float]] = {"within": [], "over": [], "padded": [], "capacity": []}
+        for seed in range(args.seeds):
+            clips = subset(lengths, args.train_size, seed)
+            settings = {"batch_size": args.batch_size, "lrf": args.lrf, "seed": seed}
+            plan = plan_batches(clips, strategy, batch_randomization=False, **settings)
+            found, capacity = batch_statistics(clips, plan), args.batch_size * int(clips.max())
+            of_seeds["within"].append(found.n_batches)
+            of_seeds["over"].append(count_overshooting(clips[plan.order].tolist(), capacity))
+            of_seeds["padded"].append(found.abl * len(clips) / found.n_batches)
+            of_seeds["capacity"].append(capacity)
+        row = {name: float(np.mean(values)) for name, values in of_seeds.items()}
+        theirs = PAPER_BATCHES[f"{strategy}-DBS"]
+        row |= {"batching": f"{strategy}-DBS", "paper": theirs, "paper_padded": None}
+        if f"{strategy}-DBS" in PAPER:
+            row["paper_padded"] = 10_480 * PAPER[f"{strategy}-DBS"]["abl"] / theirs
+        rows.append(row)
+    return rows
+
+
+def count_overshooting(lengths: list[int], capacity: int) -> int:
+    """Batches of clips in this order when each ends with the one that exceeds the capacity."""
+    n_batches = size = longest = 0
+    for length in lengths:
+        size, longest = size + 1, max(longest, length)
+        if size * longest > capacity:
+            n_batches, size, longest = n_batches + 1, 0, 0
+    return n_batches + (size > 0)
+
+
+def capacity_markdown(rows: list[dict]) -> Iterable[str]:
+    """The rows as a Markdown table."""
+    head = ["Batches with DBS", "within the capacity (ours)", "over it by one clip", "the paper's"]
+    head += ["padded frames a batch (ours)", "the paper's", "capacity"]
+    yield f"| {' | '.join(head)} |"
+    yield "|---|" + "---:|" * 6
+    for row in rows:
+        paper_padded = f"{row['paper_padded']:,.0f}" if row["paper_padded"] else "–"
+        yield (
+            f"| {row['batching']} | {row['within']:.1f} | {row['over']:.1f} | {row['paper']} | "
+            f"{row['padded']:,.0f} | {paper_padded} | {row['capacity']:,.0f} |"
+        )
 
 
 # Pictures
@@ -367,7 +421,7 @@ def parse_args() -> argparse.Namespace:
         add(f"--{name}", type=type(default), default=default, metavar="N", help=what)
     output = parser.add_argument_group("output")
     add = output.add_argument
-    add("--paper", action="store_true", help="the paper's values in a last column")
+    add("--paper", action="store_true", help="the paper's values beside, and its batch counts")
     folder = Path("runs/batching")
     add(
         "--output_dir",
@@ -428,6 +482,7 @@ def main() -> None:
         raise UserError(f"--lrf {args.lrf}: use 1000 or less; SSB is RAND long before")
     try:
         rows = table(lengths, args)
+        capacities = capacity_rows(lengths, args) if args.paper else []
     except ValueError as error:  # batch_size, lrf, bucket_size or n_bins
         raise UserError(f"--{error}") from None
     try:
@@ -440,6 +495,7 @@ def main() -> None:
                 "batch_size": args.batch_size,
                 "unit": args.unit,
                 "rows": rows,
+                "capacities": capacities,
             }
             args.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -448,6 +504,8 @@ def main() -> None:
     over = f"mean ± sd over {args.seeds} seeds" if args.seeds > 1 else "one seed"
     print(f"{size}, batch size {args.batch_size}; {over}. BR changes none of these.\n")
     print("\n".join(markdown(rows, args)) + "\n")
+    if capacities:
+        print("\n".join(capacity_markdown(capacities)) + "\n")
     with rc_context(STYLE):
         for path in draw_all(lengths, args):
             print(f"wrote {path}")

@@ -20,8 +20,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,6 +117,7 @@ def parse_args() -> argparse.Namespace:
         raise UserError(f"--corpus {args.corpus}: give it or --train and --val, not both")
     if args.limit is not None and args.limit < 10:
         raise UserError(f"--limit {args.limit}: use 10 clips or more")
+    create_hparams(args.hparams, args.preset)
     given = parse_overrides(args.hparams)
     for name, option in OPTIONS.items():
         if name in given:
@@ -365,24 +366,28 @@ def duration(hours: float) -> str:
 # The series
 
 
-def lock_output(output: Path) -> int:
+@contextmanager
+def locked(output: Path) -> Iterator[int]:
     """Hold ``output`` for this process and the train.py that it starts; wait while it is held.
 
-    Returns the open file that holds it.
+    Yields the open file that holds it, for as long as one of them has it open.
     """
     lock = os.open(output / "lock", os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(lock, 20).decode()
-        print(
-            f"{output}: in use by process {holder} or the training that it started; waiting for "
-            "it to end"
-        )
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    os.truncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
-    return lock
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(lock, 20).decode()
+            print(
+                f"{output}: in use by process {holder} or the training that it started; waiting "
+                "for it to end"
+            )
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        os.truncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def train(job: Job, preset: str, lock: int) -> int:
@@ -406,9 +411,22 @@ def train(job: Job, preset: str, lock: int) -> int:
 def main() -> None:
     args = parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that train() ends its process
-    base = create_hparams(args.hparams, args.preset)
     make_folder(args.output)
-    lock = lock_output(args.output)
+    with locked(args.output) as lock:
+        failed = run_series(args, lock)
+        for program in ("tables.py", "figures.py"):
+            print(flush=True)
+            subprocess.run([sys.executable, f"scripts/{program}", str(args.output)], check=False)
+    for title, status in failed:
+        print(f"{title}: FAILED with status {status}, see above", file=sys.stderr)
+    if failed:
+        print("the same command tries them again", file=sys.stderr)
+        sys.exit(1)
+
+
+def run_series(args: argparse.Namespace, lock: int) -> list[tuple[str, int]]:
+    """Train what is not finished yet; returns the runs that failed and their exit status."""
+    base = create_hparams(args.hparams, args.preset)
     data = choose_data(args, base)
     clips = [
         load_clips(data[name], dataclasses.replace(base, **data))
@@ -435,15 +453,7 @@ def main() -> None:
             print(f"{title}: FAILED with status {status}; going on with the others", flush=True)
         else:
             print(f"{title}: done in {minutes:.1f} minutes", flush=True)
-
-    for program in ("tables.py", "figures.py"):
-        print(flush=True)
-        subprocess.run([sys.executable, f"scripts/{program}", str(args.output)], check=False)
-    for title, status in failed:
-        print(f"{title}: FAILED with status {status}, see above", file=sys.stderr)
-    if failed:
-        print("the same command tries them again", file=sys.stderr)
-        sys.exit(1)
+    return failed
 
 
 if __name__ == "__main__":

@@ -2,10 +2,7 @@
 
 import functools
 import re
-
-import inflect
-
-_engine = inflect.engine()  # slow to make, so made once
+from typing import Any
 
 MAX_DIGITS = 15  # beyond hundreds of trillions, and where a zero leads: digit by digit
 CURRENCIES = {  # sign: one, several, one hundredth, several hundredths
@@ -97,11 +94,18 @@ def _plural(match: re.Match) -> str:
     return words + ("es" if words.endswith("x") else "s")
 
 
+@functools.cache
+def _engine() -> Any:
+    import inflect  # here, since it takes longer to import than PyTorch, and few texts have digits
+
+    return inflect.engine()
+
+
 @functools.lru_cache(maxsize=10_000)
 def _ordinal(number: str, suffix: str) -> str:
     if len(number) > MAX_DIGITS:
         return _digits(number) + suffix
-    return _engine.number_to_words(number + suffix)
+    return _engine().number_to_words(number + suffix)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -113,13 +117,13 @@ def _cardinal(number: str) -> str:
     n = int(digits)
     if 1000 < n < 3000 and n != 2000:
         if n % 100 == 0:
-            return _engine.number_to_words(n // 100) + " hundred"
+            return _engine().number_to_words(n // 100) + " hundred"
         if "," not in number and 2000 < n < 2010:
-            return "two thousand " + _engine.number_to_words(n % 100)
+            return "two thousand " + _engine().number_to_words(n % 100)
         if "," not in number:
-            pairs = _engine.number_to_words(n, andword="", zero="oh", group=2)
+            pairs = _engine().number_to_words(n, andword="", zero="oh", group=2)
             return pairs.replace(", ", " ")
-    return _engine.number_to_words(n, andword="")
+    return _engine().number_to_words(n, andword="")
 
 
 def _digits(digits: str) -> str:

@@ -1,0 +1,260 @@
+"""run_all.py as its users call it: on a corpus of tones, with a model that is tiny."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hparams import UserError
+from scripts import run_all
+from scripts.paper import EXPERIMENTS, experiment_settings
+from tests.conftest import TINY, WORDS, write_tone
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = f"{TINY}batch_size=2,epochs_per_validation=1,epochs_per_checkpoint=1,"
+FOUR = "RAND SB-BR SSB-BR BKT-BR"
+TIMED = ("minutes", "percent", "speed", "memory")  # columns that differ between equal runs
+
+
+@pytest.fixture(scope="module")
+def tones(tmp_path_factory) -> Path:
+    """A corpus in LJSpeech's layout: 20 tones of 0.1 to 0.5 s."""
+    corpus = tmp_path_factory.mktemp("tones")
+    (corpus / "wavs").mkdir()
+    lines = []
+    for i in range(20):
+        write_tone(corpus / "wavs" / f"T{i}.wav", 0.1 + 0.4 * (i * 7 % 20) / 19)
+        lines.append(f"T{i}|{WORDS[i % len(WORDS)]}\n")
+    (corpus / "metadata.csv").write_text("".join(lines))
+    return corpus
+
+
+def arguments(tones: Path, output: Path, *more: str) -> list[str]:
+    settings = f"{SETTINGS}mel_cache_dir={tones}/cache"
+    return ["--corpus", str(tones), "--output", str(output), "--hparams", settings, *more]
+
+
+def start(*args, **options) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "scripts/run_all.py", *args],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True, **options,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen, status: int = 0) -> str:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == status, output
+    assert "Traceback" not in output
+    return output
+
+
+def wait_for(path: Path, text: str) -> None:
+    for _ in range(3000):
+        if path.exists() and text in path.read_text():
+            return
+        time.sleep(0.02)
+    pytest.fail(f"{path} never held {text}")
+
+
+def figures(output: Path) -> dict[str, list[dict[str, str]]]:
+    """Every table of a series, less the columns that depend on the clock."""
+    found = {}
+    for path in sorted((output / "tables").glob("*.csv")):
+        with open(path, newline="") as file:
+            found[path.name] = [
+                {k: v for k, v in row.items() if not k.startswith(TIMED)}
+                for row in csv.DictReader(file)
+            ]
+    assert len(found) == 4
+    return found
+
+
+@pytest.fixture(scope="module")
+def series(tones, tmp_path_factory) -> tuple[Path, str]:
+    """All ten experiments, two epochs each; their folder and what was printed."""
+    output = tmp_path_factory.mktemp("series") / "table2"
+    return output, finish(start(*arguments(tones, output, "--epochs", "2")))
+
+
+def test_ten_experiments_are_trained_and_reported(series):
+    output, printed = series
+    assert "Missing" not in printed and "FAILED" not in printed
+    calls = [line for line in printed.splitlines() if line.startswith("python train.py -o ")]
+    for name, line in zip(EXPERIMENTS, calls, strict=True):
+        folder = output / name / "seed0"
+        assert f" {folder} --resume" in line
+        settings = json.loads((folder / "hparams.json").read_text())
+        expected = {**experiment_settings(name), "seed": 0, "epochs": 2, "batch_size": 2}
+        assert {key: settings[key] for key in expected} == expected
+    assert printed.index("minutes to go") < printed.index("python train.py")
+    assert "GB of disk" in printed and "16 training and 4 validation clips" in printed
+    for i in (1, 2, 3, 4):
+        assert (output / "tables" / f"table{i}.md").read_text() in printed
+    assert (output / "tables" / "conclusions.md").read_text() in printed
+    assert len(list((output / "figures").glob("*.png"))) == 3
+    rows = {row["experiment"]: row for row in figures(output)["table2.csv"]}
+    assert all(float(row["vl3"]) > 0 for row in rows.values())
+    assert float(rows["SB"]["zpr"]) < float(rows["RAND"]["zpr"])
+    assert float(rows["SB-DBS"]["n_batches"]) < float(rows["SB"]["n_batches"]) == 8
+
+
+def test_a_finished_series_is_only_reported(series, tones):
+    output, _ = series
+    records = {path: path.read_bytes() for path in output.glob("*/*/metrics.jsonl")}
+    printed = finish(start(*arguments(tones, output, "--epochs", "2")))
+    assert printed.count(": finished, 2 epochs") == 10 and "python train.py" not in printed
+    assert {path: path.read_bytes() for path in output.glob("*/*/metrics.jsonl")} == records
+
+
+def test_killed_in_the_fourth_run_and_called_again_the_tables_are_equal(series, tones, tmp_path):
+    options = arguments(tones, tmp_path / "killed", "--epochs", "2", "--only", FOUR)
+    process = start(*options)
+    wait_for(tmp_path / "killed" / "BKT-BR" / "seed0" / "metrics.jsonl", '"validation"')
+    os.killpg(process.pid, signal.SIGKILL)  # and train.py with it
+    process.communicate()
+    printed = finish(start(*options))
+    assert printed.count(": finished, 2 epochs") == 3 and printed.count(": done in") == 1
+    for name in FOUR.split():
+        shutil.copytree(series[0] / name, tmp_path / "whole" / name)
+    subprocess.run([sys.executable, "scripts/tables.py", tmp_path / "whole"], cwd=ROOT, check=True)
+    assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
+
+
+def test_a_second_call_waits_for_what_a_killed_one_left_training(tones, tmp_path):
+    options = arguments(tones, tmp_path / "out", "--epochs", "4", "--only", "RAND")
+    process = start(*options)
+    wait_for(tmp_path / "out" / "RAND" / "seed0" / "metrics.jsonl", '"step"')
+    process.kill()  # train.py goes on
+    printed = finish(start(*options))
+    assert f"in use by process {process.pid} or the training that it started; waiting" in printed
+    records = (tmp_path / "out" / "RAND" / "seed0" / "metrics.jsonl").read_text().splitlines()
+    assert len(records) == 4 * (8 + 2) == len(set(records))
+    process.communicate()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_it_ends_its_training_and_says_how_to_go_on(tones, tmp_path, number, status):
+    options = arguments(tones, tmp_path / "out", "--epochs", "5000", "--only", "RAND SB")
+    process = start(*options)
+    wait_for(tmp_path / "out" / "RAND" / "seed0" / "metrics.jsonl", '"validation"')
+    process.send_signal(number)
+    printed = finish(process, status)  # communicate() ends when train.py has closed the pipe
+    assert "SB/seed0" not in printed.split("GB free")[1]
+    if number == signal.SIGINT:
+        assert "stopped; the same command goes on from here" in printed
+
+
+def test_a_failed_run_is_reported_and_the_rest_go_on(series, tones, tmp_path):
+    output = shutil.copytree(series[0], tmp_path / "table2")
+    (output / "SB-BR" / "seed0" / "checkpoint_last.pt").write_bytes(b"damaged")
+    shutil.rmtree(output / "SSB-BR")
+    process = start(*arguments(tones, output, "--epochs", "2", "--only", "SB-BR SSB-BR"))
+    printed = finish(process, 1)
+    assert "checkpoint_last.pt: not a checkpoint, or damaged" in printed
+    assert "[1/2] SB-BR, seed 0: FAILED with status 2; going on" in printed
+    assert "[2/2] SSB-BR, seed 0: done in" in printed
+    assert "SB-BR, seed 0: FAILED with status 2, see above" in printed
+
+
+def refused(monkeypatch, *args: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["run_all.sh", *args])
+    with pytest.raises(UserError) as error:
+        run_all.main()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--only", "RAND SBB"], "--only SBB: no such experiment; use RAND, SB-BR, "),
+        (["--only", "RAND RAND"], "name one or more, each once"),
+        (["--only", ""], "name one or more, each once"),
+        (["--seeds", "0 x"], "--seeds 0 x: use whole numbers with blanks between"),
+        (["--seeds", "0 0"], "--seeds [0, 0]: name one or more, each once"),
+        (["--seeds=-1"], "setting seed=-1: use 0 or more"),
+        (["--epochs", "0"], "setting epochs=0: use a value above 0"),
+        (["--limit", "3"], "--limit 3: use 10 clips or more"),
+        (["--train", "a.txt"], "--train and --val: give both"),
+        (["--train", "a", "--val", "b", "--corpus", "c"], "--corpus c: give it or --train"),
+        (["--preset", "ljspeech"], "--preset ljspeech: unknown; use one of paper, nvidia"),
+        (["--hparams", "seed=1"], "--hparams: seed is for run_all.sh to set; use --seeds"),
+        (["--hparams", "batch_sizes=1"], "unknown setting 'batch_sizes'"),
+        (["--hparams", "data_dir=x"], "data_dir goes with --train and --val; use --corpus"),
+        (["--epoch", "x"], "--help shows the arguments"),
+    ],
+)
+def test_a_bad_argument_is_refused_before_anything_is_written(monkeypatch, tmp_path, args, message):
+    assert message in refused(monkeypatch, "--output", str(tmp_path / "out"), *args)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_data_is_refused_in_one_line(monkeypatch, tmp_path, tones):
+    out = ["--output", str(tmp_path / "out")]
+    gone = tmp_path / "gone"
+    message = refused(monkeypatch, "--corpus", str(gone), *out)
+    assert f"{gone}/metadata.csv: no such file; give the folder that holds it and wavs/" in message
+    message = refused(monkeypatch, "--train", str(gone), "--val", str(gone), *out)
+    assert f"{gone}: no such file" in message
+    message = refused(monkeypatch, "--train", str(gone), "--val", str(gone), "--limit", "10", *out)
+    assert f"{gone}: cannot be read" in message
+    message = refused(monkeypatch, *arguments(tones, tmp_path / "out", "--limit", "21"))
+    assert "--limit 21: there are 20 clips; use at most that" in message
+
+
+def test_an_output_of_other_settings_is_refused(monkeypatch, series, tones):
+    output, _ = series
+    files = {path: path.stat().st_mtime_ns for path in output.rglob("*.*")}
+    options = arguments(tones, output, "--epochs", "2")
+    options[options.index("--hparams") + 1] += ",lrf=0.5"
+    message = refused(monkeypatch, *options)
+    assert "checkpoint_last.pt: lrf=0.1 there and 0.5 here; " in message
+    assert "leave them out, or give another --output" in message
+    message = refused(monkeypatch, *arguments(tones, output, "--limit", "10"))
+    assert "train.txt: lists other clips than these; give another --output" in message
+    assert {path: path.stat().st_mtime_ns for path in output.rglob("*.*")} == files
+
+
+def test_a_full_disk_is_refused(monkeypatch, tmp_path, tones):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1))
+    message = refused(monkeypatch, *arguments(tones, tmp_path / "out", "--epochs", "1"))
+    assert f"{tmp_path / 'out'}: 0.0 GB free, " in message and "GB needed" in message
+    assert not (tmp_path / "out" / "RAND").exists()
+
+
+def test_limited_lists_keep_their_proportion_and_order(tmp_path, monkeypatch):
+    for name, n in (("train", 40), ("val", 10)):
+        (tmp_path / name).write_text("".join(f"{name}{i}.wav|one\n" for i in range(n)))
+    monkeypatch.setattr(
+        sys, "argv",
+        ["x", "--train", f"{tmp_path}/train", "--val", f"{tmp_path}/val", "--limit", "25",
+         "--output", str(tmp_path / "out")],
+    )  # fmt: skip
+    args = run_all.parse_args()
+    data = run_all.choose_data(args, run_all.create_hparams())
+    kept = {key: Path(path).read_text().splitlines() for key, path in data.items()}
+    assert [len(lines) for lines in kept.values()] == [20, 5]
+    numbers = [int(line.split(".")[0][5:]) for line in kept["training_files"]]
+    assert numbers == sorted(set(numbers)) != list(range(20))
+    assert run_all.choose_data(args, run_all.create_hparams()) == data
+
+
+def test_parameters_are_the_papers_on_lengths_like_ljspeechs():
+    from scripts.plot_batching import ljspeech_like_lengths
+
+    lengths = ljspeech_like_lengths(10_480).tolist()
+    found = run_all.select_parameters(lengths, run_all.create_hparams(), list(EXPERIMENTS), {})
+    assert found["BKT"] == pytest.approx(1024, rel=0.1) and found["BKT"] % 16 == 0
+    assert found["ATS"] == pytest.approx(58, rel=0.1)
+    given = {"bucket_size": 32}
+    assert set(
+        run_all.select_parameters(lengths, run_all.create_hparams(), list(EXPERIMENTS), given)
+    ) == {"ATS"}

@@ -1,0 +1,209 @@
+"""Tables, conclusions and figures from records with known answers."""
+
+import csv
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from hparams import HParams, UserError
+from scripts import figures, tables
+from scripts.paper import EXPERIMENTS, PAPER, experiment_name, experiment_settings
+
+
+def write_run(folder, experiment, seed, losses, minutes=1.0, steps=1000, **settings):
+    """A run that was validated every two epochs, with these losses."""
+    hparams = HParams(**{"seed": seed, **experiment_settings(experiment), **settings})
+    path = folder / experiment / f"seed{seed}"
+    path.mkdir(parents=True)
+    (path / "hparams.json").write_text(json.dumps(dataclasses.asdict(hparams)))
+    records = []
+    for epoch in range(2 * len(losses)):
+        values = {"minutes": minutes, "zpr": 0.1, "abl": 50.0, "n_batches": 4}
+        values |= {"total_length": steps, "frames_per_second": 9.0, "peak_memory_gib": 1.0}
+        records.append({"event": "epoch", "epoch": epoch, "step": epoch, **values})
+        if epoch % 2:
+            loss = losses[epoch // 2]
+            values = {"loss": loss, "masked_loss": 2 * loss}
+            records.append({"event": "validation", "epoch": epoch, "step": epoch, **values})
+    (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return path
+
+
+def write_paper(folder, scatter=0.0005, **changed):
+    """Three seeds of every experiment that end at the paper's VL3, or at those ``changed``."""
+    for name, row in PAPER.items():
+        end = changed.get(name.replace("-", "_"), row["vl3"])
+        for k in (-1, 0, 1):
+            # 60 % above the end at first, then down in proportion to the epochs.
+            losses = [end * (1 + k * scatter) * (1 + 0.6 * (1 - i / 22)) for i in range(21)]
+            losses += [end * (1 + k * scatter)] * 2  # so that smoothing leaves the end
+            losses = losses[1:]
+            write_run(folder, name, 1000 * (k + 1), losses, row["minutes"], epochs=44)
+
+
+def call(main, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
+    main()
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_names_of_experiments_and_their_settings_agree():
+    for name in EXPERIMENTS:
+        assert experiment_name(experiment_settings(name)) == name
+    assert experiment_name(dataclasses.asdict(HParams())) == "SSB-DBS-BR"
+    assert experiment_name(experiment_settings("RAND-BR")) == "RAND"
+
+
+def test_stages_are_the_papers_fractions_of_the_epochs(tmp_path):
+    for planned, expected in ((220, [100, 160, 220]), (44, [20, 32, 44]), (3, [2, 2, 3])):
+        folder = tmp_path / str(planned)
+        write_run(folder, "RAND", 0, [1.0], epochs=planned)
+        series = tables.plan_series(tables.load_runs([folder]))
+        assert [series.epochs[i] for i in series.stages] == expected
+        assert series.epochs[-1] == planned
+
+
+def test_losses_are_smoothed_with_their_neighbours_and_averaged(tmp_path, monkeypatch, capsys):
+    losses = [100.0, 90.0, 80.0, 60.0, 50.0, 40.0, 30.0, 20.0, 10.0, 8.0, 6.0]  # of 22 epochs
+    write_run(tmp_path, "RAND", 0, losses, epochs=22)
+    call(tables.main, monkeypatch, tmp_path)
+    (row, *_) = read_csv(tmp_path / "tables" / "table2.csv")
+    assert float(row["vl1"]) == 50.0  # after 10 epochs: 60, 50, 40
+    assert float(row["vl2"]) == 20.0  # after 16: 30, 20, 10
+    assert float(row["vl3"]) == 7.0  # after 22: 8, 6 and no next
+    assert float(row["vl_avg"]) == pytest.approx(164 / 7, rel=1e-5)
+    assert float(row["masked3"]) == 14.0 and row["vl3_error"] == ""
+    assert float(row["zpr"]) == 10 and float(row["zpr_paper"]) == 32.02
+    assert "no run of SB-BR" in capsys.readouterr().out
+
+
+def test_an_unfinished_run_gives_what_it_has(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path, "RAND", 0, [5.0, 4.0, 3.0, 2.0, 1.0], epochs=10)
+    path = write_run(tmp_path, "SB", 0, [5.0, 4.0, 3.0], epochs=10)
+    with open(path / "metrics.jsonl", "a") as file:
+        file.write('{"event": "epo')  # of a run that goes on
+    begun = write_run(tmp_path, "SSB", 0, [], epochs=10)
+    (begun / "metrics.jsonl").unlink()
+    call(tables.main, monkeypatch, tmp_path)
+    rows = {row["experiment"]: row for row in read_csv(tmp_path / "tables" / "table2.csv")}
+    assert float(rows["SB"]["vl1"]) == 4.0 and rows["SB"]["vl2"] == rows["SB"]["vl3"] == ""
+    assert float(rows["RAND"]["vl3"]) == 1.5 and rows["SSB"]["minutes"] == ""
+    output = capsys.readouterr().out
+    assert f"{path}: 6 of 10 epochs" in output and f"{begun}: 0 of 10 epochs" in output
+    call(figures.main, monkeypatch, tmp_path)
+
+
+def test_errors_are_standard_errors_over_seeds(tmp_path, monkeypatch):
+    for seed, loss in ((0, 1.0), (1, 2.0), (2, 3.0)):
+        write_run(tmp_path, "RAND", seed, [loss] * 5, minutes=loss, epochs=10)
+        write_run(tmp_path, "SB", seed, [loss] * 5, minutes=loss * (0.5 + 0.1 * seed), epochs=10)
+    call(tables.main, monkeypatch, tmp_path)
+    row = read_csv(tmp_path / "tables" / "table2.csv")[0]
+    assert float(row["vl3"]) == 2.0 and float(row["vl3_error"]) == pytest.approx(3**-0.5, rel=1e-5)
+    rows = {row["experiment"]: row for row in read_csv(tmp_path / "tables" / "table3.csv")}
+    # Reductions by seed: 50, 40 and 30 %.
+    assert float(rows["SB"]["percent"]) == pytest.approx(40)
+    assert float(rows["SB"]["percent_error"]) == pytest.approx(10 / 3**0.5, rel=1e-5)
+    assert "2.000 ± 0.577" in (tmp_path / "tables" / "table2.md").read_text()
+
+
+def test_the_papers_table_2_gives_its_tables_3_and_4_and_its_conclusions(
+    tmp_path, monkeypatch, capsys
+):
+    write_paper(tmp_path)
+    call(tables.main, monkeypatch, tmp_path)
+    for row in read_csv(tmp_path / "tables" / "table3.csv"):
+        assert float(row["percent"]) == pytest.approx(float(row["percent_paper"]), abs=0.02)
+    reductions = []
+    for row in read_csv(tmp_path / "tables" / "table4.csv"):
+        reductions.append(float(row["reduction_percent"]))
+        assert reductions[-1] == pytest.approx(float(row["reduction_percent_paper"]), abs=0.02)
+        assert float(row["low"]) < reductions[-1] < float(row["high"])
+    assert reductions == pytest.approx(
+        [6.75, 2.15, 1.21, 15.58, 11.42, 5.21, 14.29, 9.19, 2.83], abs=0.02
+    )
+    report = (tmp_path / "tables" / "conclusions.md").read_text()
+    assert report.count("**supported**") == 5
+    assert "Missing" not in capsys.readouterr().out
+
+
+def verdicts(tmp_path, monkeypatch):
+    call(tables.main, monkeypatch, tmp_path)
+    report = (tmp_path / "tables" / "conclusions.md").read_text()
+    return [line.split("**")[1] for line in report.splitlines() if line[:1].isdigit()]
+
+
+def test_other_losses_contradict_a_conclusion(tmp_path, monkeypatch):
+    write_paper(tmp_path, SSB_DBS_BR=0.32, ATS_BR=0.35)
+    assert verdicts(tmp_path, monkeypatch) == [
+        "contradicted", "supported", "contradicted", "supported", "contradicted",
+    ]  # fmt: skip
+
+
+def test_a_spread_as_large_as_the_differences_decides_nothing(tmp_path, monkeypatch):
+    write_paper(tmp_path, scatter=0.3)
+    assert verdicts(tmp_path, monkeypatch) == ["not decidable at this scale"] * 5
+
+
+def test_one_seed_decides_nothing(tmp_path, monkeypatch):
+    for name, row in PAPER.items():
+        write_run(tmp_path, name, 0, [row["vl3"]] * 5, epochs=10)
+    assert verdicts(tmp_path, monkeypatch) == ["not decidable at this scale"] * 5
+
+
+def test_intervals_are_students(tmp_path):
+    evidence = tables.Evidence({"A": [1.0, 1.1, 1.21], "B": [2.0]})
+    middle, half = evidence.contrast(tables.change("A", "B"))
+    # ln 1.1 apart: sd ln 1.1 with 2 degrees of freedom, whose 97.5 % quantile is 4.3027.
+    assert middle == pytest.approx(0.5978370, abs=1e-6)  # ln(2 / 1.1)
+    assert half == pytest.approx(4.3026527 * 0.0953102 * (1 / 3 + 1) ** 0.5, rel=1e-5)
+    assert evidence.contrast({"C": 1.0}) is None
+
+
+def test_runs_in_several_folders_are_one_series(tmp_path, monkeypatch):
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), "RAND", seed, [1.0, 1.0], epochs=4)
+    call(tables.main, monkeypatch, tmp_path / "0", tmp_path / "1", "--output", tmp_path / "both")
+    assert read_csv(tmp_path / "both" / "table2.csv")[0]["seeds"] == "2"
+
+
+@pytest.mark.parametrize("program", [tables, figures])
+def test_runs_that_do_not_compare_are_refused(tmp_path, monkeypatch, program):
+    with pytest.raises(UserError, match=r"nothing: holds no run; name the output of run_all"):
+        call(program.main, monkeypatch, tmp_path / "nothing")
+    write_run(tmp_path / "a", "RAND", 0, [1.0], epochs=2)
+    write_run(tmp_path / "b", "RAND", 0, [1.0], epochs=2)
+    with pytest.raises(UserError, match=r"seed0: are both RAND with seed 0; name folders"):
+        call(program.main, monkeypatch, tmp_path / "a", tmp_path / "b")
+    write_run(tmp_path / "c", "SB", 0, [1.0], epochs=2, batch_size=32)
+    with pytest.raises(UserError, match=r"batch_size is 16 in the one and 32 in the other"):
+        call(program.main, monkeypatch, tmp_path / "a", tmp_path / "c")
+    write_run(tmp_path / "d", "BKT-BR", 0, [1.0], epochs=2, bucket_size=64)
+    write_run(tmp_path / "d", "BKT-BR", 1, [1.0], epochs=2)
+    with pytest.raises(UserError, match=r"bucket_size is 64 in the one and 1024 in the other"):
+        call(program.main, monkeypatch, tmp_path / "d")
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "hparams.json").write_text('{"gone": 1}')
+    with pytest.raises(UserError, match=r"hparams\.json: not the settings of a run of this ver"):
+        call(program.main, monkeypatch, tmp_path / "e")
+
+
+def test_figures_are_drawn(tmp_path, monkeypatch):
+    write_paper(tmp_path)
+    write_run(tmp_path, "BKT-DBS", 0, [0.4] * 22, 20.0, 700, epochs=44)  # one of the user's own
+    call(figures.main, monkeypatch, tmp_path)
+    drawn = {path.name: path.stat().st_size for path in (tmp_path / "figures").iterdir()}
+    assert set(drawn) == {"figure4.png", "loss_over_time.png", "time_over_steps.png"}
+    assert min(drawn.values()) > 10_000
+
+
+def test_figures_need_a_validation(tmp_path, monkeypatch):
+    write_run(tmp_path, "RAND", 0, [], epochs=2)
+    with pytest.raises(UserError, match=r"figure4\.png: no run has been validated yet"):
+        call(figures.main, monkeypatch, tmp_path)
