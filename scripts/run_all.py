@@ -154,9 +154,10 @@ def choose_data(args: argparse.Namespace, hparams: HParams) -> dict[str, str]:
     for part, of_part in lines.items():
         path = args.output / "filelists" / f"{part}.txt"
         text = "".join(f"{line}\n" for line in of_part)
-        if path.exists() and path.read_text(encoding="utf-8") != text:
+        if not path.exists():
+            write_filelist(path, of_part)
+        elif path.read_text(encoding="utf-8") != text:
             raise UserError(f"{path}: lists other clips than these; give another --output")
-        write_filelist(path, of_part)
         data[names[part]] = str(path)
     return data
 
@@ -318,8 +319,10 @@ def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip
     hparams, clips = jobs[0].hparams, [*train, *val]
     T_in, T_out = max(len(clip.ids) for clip in clips), max(clip.n_frames for clip in clips)
     print(f"measuring: steps of {hparams.batch_size} clips of {T_out} frames ...")
-    # In another process, which gives back the GPU's memory.
+    # In another process, which gives back the GPU's memory, and leaves Ctrl-C to this one.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
+        signal.signal(signal.SIGINT, handler)
         cost = pool.apply(measure, (hparams, T_in, T_out))
 
     lengths = [clip.n_frames for clip in train]
@@ -359,7 +362,7 @@ def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip
 
 def duration(hours: float) -> str:
     if hours < 1:
-        return f"{60 * hours:.0f} minutes"
+        return f"{max(60 * hours, 1):.0f} minutes"
     return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
 
 

@@ -1,0 +1,36 @@
+"""docs/results.md says what the records beside it say."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORT = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("records", "shown"),
+    [
+        ("training", ("table1", "table2", "table3", "table4", "conclusions")),
+        ("timing", ("table3",)),
+    ],
+)
+def test_tables_are_what_the_records_give(tmp_path, records, shown):
+    folder = ROOT / "docs" / "results" / records
+    command = [sys.executable, "scripts/tables.py", folder, "--output", tmp_path]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "Missing" not in printed
+    for name in shown:
+        assert (tmp_path / f"{name}.md").read_text(encoding="utf-8") in REPORT, name
+
+
+def test_pictures_and_commands_are_there():
+    for line in REPORT.splitlines():
+        if line.startswith("!["):
+            picture = line.split("(")[1].split(")")[0]
+            assert (ROOT / "docs" / picture).is_file(), picture
+    for word in REPORT.split():
+        if word.startswith("scripts/"):
+            assert (ROOT / word.rstrip("`.,:;)")).is_file(), word
