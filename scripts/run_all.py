@@ -273,8 +273,8 @@ class Cost(NamedTuple):
         return float(terms @ self.coefficients)
 
 
-def measure(hparams: HParams, T_in: int, T_out: int) -> Cost:
-    """Time a few training steps on noise: the largest batch of the series, and smaller ones."""
+def measure(hparams: HParams, B: int, T_in: int, T_out: int) -> Cost:
+    """Time a few training steps: the largest batch of the series, and two of half its length."""
     device = choose_device(hparams.precision)
     model = Tacotron2(hparams).to(device)
     optimizer = torch.optim.Adam(model.parameters())
@@ -297,7 +297,7 @@ def measure(hparams: HParams, T_in: int, T_out: int) -> Cost:
             times.append(time.perf_counter() - started)
         return min(times)
 
-    B, half = hparams.batch_size, max(T_out // 2, 1)
+    half = max(T_out // 2, 1)
     try:
         shapes = [(B, T_out), (B, half), (2 * B, half)]
         times = [seconds(*shape) for shape in shapes]
@@ -317,29 +317,31 @@ def measure(hparams: HParams, T_in: int, T_out: int) -> Cost:
 def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip]) -> None:
     """Say what will run, how long it will take, and how much disk; refuse a full disk."""
     hparams, clips = jobs[0].hparams, [*train, *val]
+    lengths = [clip.n_frames for clip in train]
+    plans = [data_utils.training_sampler(train, job.hparams).plan for job in jobs]
+    found = [batch_statistics(lengths, plan) for plan in plans]
     T_in, T_out = max(len(clip.ids) for clip in clips), max(clip.n_frames for clip in clips)
-    print(f"measuring: steps of {hparams.batch_size} clips of {T_out} frames ...")
+    B = max(hparams.batch_size, max(of_plan.max_padded_length for of_plan in found) // T_out)
+    print(f"measuring: steps of {B} clips of {T_out} frames ...")
     # In another process, which gives back the GPU's memory, and leaves Ctrl-C to this one.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         signal.signal(signal.SIGINT, handler)
-        cost = pool.apply(measure, (hparams, T_in, T_out))
+        cost = pool.apply(measure, (hparams, B, T_in, T_out))
 
-    lengths = [clip.n_frames for clip in train]
     val_batches = data_utils.validation_batches(val, hparams)
     of_validation = cost.validation_share * cost.of_batches(val, val_batches)
     print(f"\n{'experiment':<12} {'seed':>6} {'epochs':>9} {'batches':>8} {'steps':>9} "
           f"{'min/epoch':>10} {'hours':>7}")  # fmt: skip
     total = 0.0
-    for job, n_done in zip(jobs, done, strict=True):
-        plan = data_utils.training_sampler(train, job.hparams).plan
-        found, seconds = batch_statistics(lengths, plan), cost.of_batches(train, plan)
-        left = max(job.hparams.epochs - n_done, 0)
+    for job, n_done, plan, of_plan in zip(jobs, done, plans, found, strict=True):
+        seconds, epochs = cost.of_batches(train, plan), job.hparams.epochs
+        left = max(epochs - n_done, 0)
         hours = left * (seconds + of_validation / job.hparams.epochs_per_validation) / 3600
         total += hours
         print(
-            f"{job.experiment:<12} {job.seed:>6} {n_done:>4}/{job.hparams.epochs:<4} "
-            f"{found.n_batches:>8,} {found.total_length:>9,} {seconds / 60:>10.2f} {hours:>7.2f}"
+            f"{job.experiment:<12} {job.seed:>6} {n_done:>4}/{epochs:<4} {of_plan.n_batches:>8,} "
+            f"{of_plan.total_length:>9,} {seconds / 60:>10.2f} {hours:>7.2f}"
         )
     frames = sum(clip.n_frames for clip in clips)
     checkpoint = 12 * cost.n_parameters  # bytes: weights, and Adam's two moments
