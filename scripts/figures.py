@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from checkpoint import make_folder
-from hparams import ArgumentParser, UserError, exit_on_user_error
+from hparams import UserError, exit_on_user_error
 from scripts.paper import EXPERIMENTS, PAPER
 from scripts.plot_batching import STYLE
 from scripts.tables import (
@@ -28,6 +27,7 @@ from scripts.tables import (
     Series,
     losses_of,
     mean_of,
+    parse_args,
     read_series,
     reduction,
     smoothed,
@@ -151,20 +151,13 @@ def draw_savings(path: Path, figures: Figures) -> None:
 
 
 def main() -> None:
-    parser = ArgumentParser(
-        description="Draw validation losses over epochs (the paper's Figure 4) and over time, and "
-        "the time saved over the decoder steps saved, from the records of runs; finished or not."
+    args = parse_args(
+        "Draw validation losses over epochs (the paper's Figure 4) and over time, and the time "
+        "saved over the decoder steps saved",
+        "figures",
     )
-    parser.add_argument(
-        "runs", nargs="+", type=Path, help="outputs of run_all.sh, or folders of train.py's"
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="where to write (default: RUNS/figures)"
-    )
-    args = parser.parse_args()
-    output = args.output or args.runs[0] / "figures"
-    runs, series, figures = read_series(args.runs)
-    make_folder(output)
+    runs, series, figures = read_series(args)
+    output = args.output
     minutes = {name: mean_of(values_of(figures, name, "minutes")) for name in figures}
     seconds = {name: 60 * value[0] for name, value in minutes.items() if value}
     with rc_context(STYLE):

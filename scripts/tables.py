@@ -7,6 +7,7 @@ Prints them, and writes table1-4 as Markdown and CSV, and conclusions.md. Unfini
 taken as far as they have come, and what is missing is named.
 """
 
+import argparse
 import csv
 import itertools
 import json
@@ -39,7 +40,8 @@ from scripts.paper import (
 )
 
 WORDS = ("holds", "fails", "open")  # what a comparison can be found to do
-SIMILAR = 0.02  # losses this close are similar: the paper calls 0.318 and 0.322 so
+MARGIN = 0.02  # losses this close are similar: the paper calls 0.318 and 0.322 so
+SIMILAR = f"within ±{MARGIN:.0%}"
 COMPARISONS = {  # Table 4
     "SB or SSB": [("SB", "SSB"), ("SB-BR", "SSB-BR"), ("SB-DBS", "SSB-DBS")],
     "without or with BR": [("SB", "SB-BR"), ("SSB", "SSB-BR"), ("SSB-DBS", "SSB-DBS-BR")],
@@ -51,6 +53,8 @@ COMPARISONS = {  # Table 4
 # The choice of batches: what may differ between the runs that a table compares. (LRF may not:
 # the other two parameters are solved for it.)
 CHOICE = {*BATCHING, "bucket_size", "n_bins", "bucket_edges", "n_buckets"}
+# Nor may the clips, which the number of their frames stands for: lists may have moved.
+MOVABLE = {*MAY_CHANGE, "training_files", "validation_files"} - {"learning_rate"}
 
 
 class Run(NamedTuple):
@@ -110,11 +114,20 @@ def _load_run(path: Path) -> Run:
 def _require_equal(one: Run, other: Run, exempt: set[str]) -> None:
     for name, value in one.settings.items():
         theirs = other.settings[name]
-        if theirs != value and name not in exempt | MAY_CHANGE - {"learning_rate"}:
+        if theirs != value and name not in exempt | MOVABLE:
             raise UserError(
                 f"{one.path} and {other.path}: {name} is {value} in the one and {theirs} in the "
                 "other; compare runs that differ in their batching alone"
             )
+    frames = [
+        round(60 * record["minutes"] * record["frames_per_second"])
+        for record in (*one.epochs[:1], *other.epochs[:1])
+    ]
+    if len(set(frames)) > 1:
+        raise UserError(
+            f"{one.path} and {other.path}: an epoch has {frames[0]:,} frames of speech in the one "
+            f"and {frames[1]:,} in the other; compare runs on the same clips"
+        )
 
 
 # Figures of a run
@@ -334,18 +347,19 @@ def table3(figures: Figures) -> Table:
     return Table(title, head, rows, records)
 
 
-# Evidence: contrasts of log VL3
+# Evidence: contrasts of log losses
 
 
 class Evidence:
-    """Compares losses of experiments, with the spread between seeds as the yardstick.
+    """Compares a loss of experiments, with the spread between seeds as the yardstick.
 
-    Seeds scatter log VL3 alike in every experiment, so that one standard deviation is pooled
+    Seeds scatter its logarithm alike in every experiment, so that one standard deviation is pooled
     over those with two seeds or more, and an experiment with one seed can be compared too.
     """
 
-    def __init__(self, losses: dict[str, list[float]]) -> None:
-        self.logs = {name: np.log(values) for name, values in losses.items() if values}
+    def __init__(self, figures: Figures, name: str) -> None:
+        losses = {e: list(values_of(figures, e, name).values()) for e in figures}
+        self.logs = {e: np.log(values) for e, values in losses.items() if values}
         self.df = sum(len(logs) - 1 for logs in self.logs.values())
         spread = sum(((logs - logs.mean()) ** 2).sum() for logs in self.logs.values())
         self.sd = math.sqrt(spread / self.df) if self.df else math.nan
@@ -374,9 +388,9 @@ def in_percent(contrast: tuple[float, float] | None) -> str:
     return f"{mid:+.1f}" if math.isnan(half) else f"{mid:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
-def table4(figures: Figures, evidence: Evidence) -> Table:
+def table4(figures: Figures) -> Table:
     """A/B comparisons of VL3."""
-    rows, records = [], []
+    evidence, rows, records = Evidence(figures, "vl3"), [], []
     for part, pairs in COMPARISONS.items():
         for one, other in pairs:
             paper = 100 * (1 - PAPER[other]["vl3"] / PAPER[one]["vl3"])
@@ -410,15 +424,19 @@ def table4(figures: Figures, evidence: Evidence) -> Table:
 
 
 class Check(NamedTuple):
-    """One comparison of losses that a conclusion rests on."""
+    """One comparison of losses that a conclusion rests on.
+
+    ``weights`` is a contrast of :class:`Evidence`, and ``wanted`` what it has to be: "lower" or
+    "higher" than 0, or ``SIMILAR`` to it.
+    """
 
     what: str
     weights: dict[str, float]
-    wanted: str  # "lower", "higher" or "similar"
+    wanted: str
 
 
 def conclusions() -> list[tuple[str, list[Check]]]:
-    """The paper's five (Sec. 6), as comparisons of VL3."""
+    """The paper's five (Sec. 6), as comparisons of VL3 and VLavg."""
 
     def lower(one: str, other: str) -> Check:
         return Check(f"{one} → {other}", change(one, other), "lower")
@@ -436,7 +454,7 @@ def conclusions() -> list[tuple[str, list[Check]]]:
     return [
         (
             "SSB-BR does as well as BKT-BR and ATS-BR",
-            [Check(f"{p} → SSB-BR", change(p, "SSB-BR"), "similar") for p in peers[1:]],
+            [Check(f"{p} → SSB-BR", change(p, "SSB-BR"), SIMILAR) for p in peers[1:]],
         ),
         (
             "SSB-BR, BKT-BR and ATS-BR are behind RAND after the same epochs, but can be ahead of "
@@ -467,10 +485,14 @@ def judge(check: Check, contrast: tuple[float, float] | None) -> str:
     low, high = contrast[0] - contrast[1], contrast[0] + contrast[1]
     if check.wanted == "higher":
         low, high = -high, -low
-    margin = math.log1p(SIMILAR) if check.wanted == "similar" else 0.0
-    if high < margin and (check.wanted != "similar" or low > -margin):
-        return "holds"
-    return "fails" if low > margin or (check.wanted == "similar" and high < -margin) else "open"
+    if check.wanted != SIMILAR:
+        return "holds" if high < 0 else "fails" if low > 0 else "open"
+    margin = math.log1p(MARGIN)
+    return (
+        "holds"
+        if -margin < low and high < margin
+        else ("fails" if low > margin or high < -margin else "open")
+    )
 
 
 def equal_time(figures: Figures, runs: Sequence[Run], series: Series) -> dict[str, list[float]]:
@@ -490,38 +512,47 @@ def equal_time(figures: Figures, runs: Sequence[Run], series: Series) -> dict[st
 
 def conclude(figures: Figures, runs: Sequence[Run], series: Series) -> str:
     """The report on the conclusions, as Markdown."""
-    evidence = Evidence({e: list(values_of(figures, e, "vl3").values()) for e in figures})
+    columns = {"vl3": "VL3", "vl_avg": "VLavg"}  # those that the paper concludes from
+    ours = {name: Evidence(figures, name) for name in columns}
     # After the spread was pooled, since these are RAND's own runs again.
     for name, losses in equal_time(figures, runs, series).items():
-        evidence.logs[name] = np.log(losses)
-    paper = Evidence({name: [row["vl3"]] for name, row in PAPER.items()})
-    seeds = f"pooled from {evidence.df} degrees of freedom" if evidence.df else "unknown: one seed"
+        ours["vl3"].logs[name] = np.log(losses)
+    theirs = {name: Evidence({e: {0: row} for e, row in PAPER.items()}, name) for name in columns}
+    df = ours["vl3"].df
+    seeds = f"pooled over experiments, {df} degrees of freedom" if df else "unknown with one seed"
     lines = [
         "**The paper's conclusions**\n",
-        "Each rests on comparisons of VL3. One holds or fails where its 95 % interval, by the "
-        f"spread between seeds ({seeds}), leaves no other answer. All must hold.\n",
+        "Each rests on comparisons of VL3 and of VLavg, in percent with their 95 % intervals by "
+        f"the spread between seeds ({seeds}). A comparison holds or fails where its interval "
+        "leaves no other answer, and is open otherwise; a conclusion needs all of its own.\n",
     ]
     for number, (claim, checks) in enumerate(conclusions(), start=1):
-        contrasts = [evidence.contrast(check.weights) for check in checks]
-        found = [judge(*pair) for pair in zip(checks, contrasts, strict=True)]
-        counts = ", ".join(f"{found.count(w)} {w}" for w in WORDS if w in found)
-        verdict = "supported"
-        if "open" in found:
-            verdict = "not decidable at this scale"
-        if "fails" in found:
-            verdict = "contradicted"
+        rows, verdicts = [[c.what, c.wanted] for c in checks], []
+        for name, column in columns.items():
+            found = []
+            for row, check in zip(rows, checks, strict=True):
+                contrast = ours[name].contrast(check.weights)
+                if name == "vl_avg" and "'s time" in check.what:  # of an end, not of an average
+                    row += ["", ""]
+                    continue
+                found.append(judge(check, contrast))
+                paper = in_percent(theirs[name].contrast(check.weights))
+                row += [f"{in_percent(contrast)} {found[-1]}", paper]
+            counts = ", ".join(f"{found.count(w)} {w}" for w in WORDS if w in found)
+            verdicts.append(f"**{conclusion_of(found)}** by {column} ({counts})")
         lines += [
-            f"{number}. {claim}: **{verdict}** ({counts})\n",
-            "   | Change of VL3 | wanted | % (95 % interval) | paper's % | |",
-            "   |---|---|---:|---:|---|",
+            f"{number}. {claim}: {', '.join(verdicts)}\n",
+            "   | From → to | wanted | VL3 % | paper's | VLavg % | paper's |",
+            "   |---|---|---:|---:|---:|---:|",
         ]
-        for check, contrast, word in zip(checks, contrasts, found, strict=True):
-            wanted = f"within ±{SIMILAR:.0%}" if check.wanted == "similar" else check.wanted
-            theirs = in_percent(paper.contrast(check.weights))
-            cells = [check.what, wanted, in_percent(contrast), theirs, word]
-            lines.append(f"   | {' | '.join(cells)} |")
-        lines.append("")
+        lines += [f"   | {' | '.join(row)} |" for row in rows] + [""]
     return "\n".join(lines)
+
+
+def conclusion_of(found: Sequence[str]) -> str:
+    if "fails" in found:
+        return "contradicted"
+    return "not decidable at this scale" if "open" in found else "supported"
 
 
 def missing(runs: Sequence[Run], series: Series) -> list[str]:
@@ -537,33 +568,47 @@ def missing(runs: Sequence[Run], series: Series) -> list[str]:
 # The program
 
 
-def read_series(folders: Sequence[Path]) -> tuple[list[Run], Series, Figures]:
-    """The runs under ``folders``, what they will be in the end, and their figures by now."""
-    runs = load_runs(folders)
+def parse_args(description: str, output: str) -> argparse.Namespace:
+    """The command line that tables.py and figures.py share."""
+    parser = ArgumentParser(description=f"{description}, from the records of runs; finished or not")
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, help="outputs of run_all.sh, or folders of train.py's")
+    add(
+        "--timing", type=Path, metavar="RUNS",
+        help="take the times from these runs: where RUNS shared their machine, and these did not",
+    )  # fmt: skip
+    add("--output", type=Path, metavar="DIR", help=f"where to write (default: RUNS/{output})")
+    args = parser.parse_args()
+    args.output = args.output or args.runs[0] / output
+    return args
+
+
+def read_series(args: argparse.Namespace) -> tuple[list[Run], Series, Figures]:
+    """The runs that are named, what they will be in the end, and their figures by now."""
+    runs = load_runs(args.runs)
     series, figures = plan_series(runs), defaultdict(dict)
     for run in runs:
         figures[run.experiment][run.settings["seed"]] = figures_of(run, series)
+    if args.timing:
+        timed = load_runs([args.timing])
+        _require_equal(runs[0], timed[0], {"seed", *CHOICE})
+        for name in figures:
+            times = [figures_of(r, series) for r in timed if r.experiment == name and r.epochs]
+            for found in figures[name].values():
+                for key in ("minutes", "speed"):
+                    found.pop(key, None)
+            for found, clocked in zip(figures[name].values(), times, strict=False):
+                found |= {key: clocked[key] for key in ("minutes", "speed")}
+    make_folder(args.output)
     return runs, series, dict(figures)
 
 
 def main() -> None:
-    parser = ArgumentParser(
-        description="Fill the paper's Tables 1-4, and judge its five conclusions, from the records "
-        "of runs; finished or not."
-    )
-    parser.add_argument(
-        "runs", nargs="+", type=Path, help="outputs of run_all.sh, or folders of train.py's"
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="where to write (default: RUNS/tables)"
-    )
-    args = parser.parse_args()
-    output = args.output or args.runs[0] / "tables"
-    runs, series, figures = read_series(args.runs)
-    evidence = Evidence({e: list(values_of(figures, e, "vl3").values()) for e in figures})
-    make_folder(output)
+    args = parse_args("Fill the paper's Tables 1-4, and judge its five conclusions", "tables")
+    runs, series, figures = read_series(args)
+    output = args.output
     table_2, beyond = table2(figures, series)
-    tables = [table1(figures, runs), table_2, table3(figures), table4(figures, evidence)]
+    tables = [table1(figures, runs), table_2, table3(figures), table4(figures)]
     for number, table in enumerate(tables, start=1):
         text = table.markdown() + (f"\n{beyond.markdown()}" if table is table_2 else "")
         print(text)

@@ -12,7 +12,7 @@ from scripts import figures, tables
 from scripts.paper import EXPERIMENTS, PAPER, experiment_name, experiment_settings
 
 
-def write_run(folder, experiment, seed, losses, minutes=1.0, steps=1000, **settings):
+def write_run(folder, experiment, seed, losses, minutes=1.0, steps=1000, frames=540, **settings):
     """A run that was validated every two epochs, with these losses."""
     hparams = HParams(**{"seed": seed, **experiment_settings(experiment), **settings})
     path = folder / experiment / f"seed{seed}"
@@ -21,7 +21,11 @@ def write_run(folder, experiment, seed, losses, minutes=1.0, steps=1000, **setti
     records = []
     for epoch in range(2 * len(losses)):
         values = {"minutes": minutes, "zpr": 0.1, "abl": 50.0, "n_batches": 4}
-        values |= {"total_length": steps, "frames_per_second": 9.0, "peak_memory_gib": 1.0}
+        values |= {
+            "total_length": steps,
+            "frames_per_second": frames / minutes / 60,
+            "peak_memory_gib": 1.0,
+        }
         records.append({"event": "epoch", "epoch": epoch, "step": epoch, **values})
         if epoch % 2:
             loss = losses[epoch // 2]
@@ -129,7 +133,8 @@ def test_the_papers_table_2_gives_its_tables_3_and_4_and_its_conclusions(
         [6.75, 2.15, 1.21, 15.58, 11.42, 5.21, 14.29, 9.19, 2.83], abs=0.02
     )
     report = (tmp_path / "tables" / "conclusions.md").read_text()
-    assert report.count("**supported**") == 5
+    assert report.count("**supported** by VL3") == 5
+    assert report.count("| -1.2 |") == 1  # SSB-BR after BKT-BR, by the paper's VL3
     assert "Missing" not in capsys.readouterr().out
 
 
@@ -158,7 +163,9 @@ def test_one_seed_decides_nothing(tmp_path, monkeypatch):
 
 
 def test_intervals_are_students(tmp_path):
-    evidence = tables.Evidence({"A": [1.0, 1.1, 1.21], "B": [2.0]})
+    losses = {"A": [1.0, 1.1, 1.21], "B": [2.0]}
+    figures = {e: dict(enumerate({"vl3": v} for v in values)) for e, values in losses.items()}
+    evidence = tables.Evidence(figures, "vl3")
     middle, half = evidence.contrast(tables.change("A", "B"))
     # ln 1.1 apart: sd ln 1.1 with 2 degrees of freedom, whose 97.5 % quantile is 4.3027.
     assert middle == pytest.approx(0.5978370, abs=1e-6)  # ln(2 / 1.1)
@@ -171,6 +178,23 @@ def test_runs_in_several_folders_are_one_series(tmp_path, monkeypatch):
         write_run(tmp_path / str(seed), "RAND", seed, [1.0, 1.0], epochs=4)
     call(tables.main, monkeypatch, tmp_path / "0", tmp_path / "1", "--output", tmp_path / "both")
     assert read_csv(tmp_path / "both" / "table2.csv")[0]["seeds"] == "2"
+
+
+def test_times_can_come_from_other_runs(tmp_path, monkeypatch):
+    for name, minutes in (("RAND", 4.0), ("SB", 3.0)):
+        for seed in (0, 1):
+            write_run(tmp_path / "shared", name, seed, [1.0] * 5, 9.0 + seed, epochs=10)
+        write_run(tmp_path / "alone", name, 7, [2.0], minutes, epochs=2)
+    both = (tmp_path / "shared", "--timing", tmp_path / "alone")
+    call(tables.main, monkeypatch, *both)
+    rows = {row["experiment"]: row for row in read_csv(tmp_path / "shared/tables/table2.csv")}
+    assert rows["RAND"]["minutes"] == "4" and rows["SB"]["minutes"] == "3"
+    assert rows["SB"]["vl3"] == "1" and rows["SB"]["seeds"] == "2"
+    (row, *_) = read_csv(tmp_path / "shared/tables/table3.csv")
+    assert row["experiment"] == "SB-BR"
+    rows = {row["experiment"]: row for row in read_csv(tmp_path / "shared/tables/table3.csv")}
+    assert rows["SB"]["percent"] == "25" and rows["SB"]["minutes"] == "1"
+    call(figures.main, monkeypatch, *both)
 
 
 @pytest.mark.parametrize("program", [tables, figures])
@@ -186,6 +210,9 @@ def test_runs_that_do_not_compare_are_refused(tmp_path, monkeypatch, program):
         call(program.main, monkeypatch, tmp_path / "a", tmp_path / "c")
     write_run(tmp_path / "d", "BKT-BR", 0, [1.0], epochs=2, bucket_size=64)
     write_run(tmp_path / "d", "BKT-BR", 1, [1.0], epochs=2)
+    write_run(tmp_path / "f", "SB", 0, [1.0], epochs=2, minutes=2.0, frames=541)
+    with pytest.raises(UserError, match=r"has 540 frames of speech in the one and 541 in the oth"):
+        call(program.main, monkeypatch, tmp_path / "a", tmp_path / "f")
     with pytest.raises(UserError, match=r"bucket_size is 64 in the one and 1024 in the other"):
         call(program.main, monkeypatch, tmp_path / "d")
     (tmp_path / "e").mkdir()
