@@ -12,6 +12,7 @@ largest whose padding does not exceed SSB's.
 import argparse
 import dataclasses
 import fcntl
+import math
 import multiprocessing
 import os
 import shlex
@@ -264,6 +265,7 @@ class Cost(NamedTuple):
 
     coefficients: tuple[float, float, float]
     validation_share: float  # of a forward pass alone
+    startup: float  # seconds until the first step: imports, and the model
     n_parameters: int
     device: str
 
@@ -273,8 +275,11 @@ class Cost(NamedTuple):
         return float(terms @ self.coefficients)
 
 
-def measure(hparams: HParams, B: int, T_in: int, T_out: int) -> Cost:
-    """Time a few training steps: the largest batch of the series, and two of half its length."""
+def measure(hparams: HParams, B: int, T_in: int, T_out: int, begun: float) -> Cost:
+    """Time a few training steps: the largest batch of the series, and two of half its length.
+
+    ``begun`` is time.time() before the process that measures was started.
+    """
     device = choose_device(hparams.precision)
     model = Tacotron2(hparams).to(device)
     optimizer = torch.optim.Adam(model.parameters())
@@ -297,7 +302,7 @@ def measure(hparams: HParams, B: int, T_in: int, T_out: int) -> Cost:
             times.append(time.perf_counter() - started)
         return min(times)
 
-    half = max(T_out // 2, 1)
+    startup, half = time.time() - begun, max(T_out // 2, 1)
     try:
         shapes = [(B, T_out), (B, half), (2 * B, half)]
         times = [seconds(*shape) for shape in shapes]
@@ -311,7 +316,7 @@ def measure(hparams: HParams, B: int, T_in: int, T_out: int) -> Cost:
     coefficients, _ = nnls(terms, np.array(times))
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     n_parameters = sum(p.numel() for p in model.parameters())
-    return Cost(tuple(coefficients), forward / times[0], n_parameters, name)
+    return Cost(tuple(coefficients), forward / times[0], startup, n_parameters, name)
 
 
 def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip]) -> None:
@@ -324,10 +329,11 @@ def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip
     B = max(hparams.batch_size, max(of_plan.max_padded_length for of_plan in found) // T_out)
     print(f"measuring: steps of {B} clips of {T_out} frames ...")
     # In another process, which gives back the GPU's memory, and leaves Ctrl-C to this one.
+    begun = time.time()
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         signal.signal(signal.SIGINT, handler)
-        cost = pool.apply(measure, (hparams, B, T_in, T_out))
+        cost = pool.apply(measure, (hparams, B, T_in, T_out, begun))
 
     val_batches = data_utils.validation_batches(val, hparams)
     of_validation = cost.validation_share * cost.of_batches(val, val_batches)
@@ -338,6 +344,7 @@ def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip
         seconds, epochs = cost.of_batches(train, plan), job.hparams.epochs
         left = max(epochs - n_done, 0)
         hours = left * (seconds + of_validation / job.hparams.epochs_per_validation) / 3600
+        hours += cost.startup / 3600 if left else 0
         total += hours
         print(
             f"{job.experiment:<12} {job.seed:>6} {n_done:>4}/{epochs:<4} {of_plan.n_batches:>8,} "
@@ -363,8 +370,8 @@ def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip
 
 
 def duration(hours: float) -> str:
-    if hours < 1:
-        return f"{max(60 * hours, 1):.0f} minutes"
+    if hours < 2:
+        return f"{math.ceil(60 * hours)} minutes"
     return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
 
 
