@@ -314,7 +314,8 @@ def table2(figures: Figures, series: Series) -> tuple[Table, Table]:
     first = Table(title, head, shown, records, note)
     note = (
         "Sum of batch lengths: decoder steps an epoch. Peak memory: of the GPU, or on a CPU of "
-        "the process, which varies as the times do. Masked: the loss over real frames only, which padding does not change."
+        "the process, which varies as the times do. Masked: the loss over real frames only, which "
+        "padding does not change."
     )
     head = ["Batching", *(column for column, _ in BEYOND.values())]
     return first, Table("Table 2, beyond the paper", head, beyond, [], note)
