@@ -37,7 +37,8 @@ from scripts.tables import (
 # A colour a strategy, of Okabe and Ito's; the line says which operations are on.
 COLOURS = {"RAND": "#000000", "SB": "#D55E00", "SSB": "#0072B2", "BKT": "#009E73", "ATS": "#CC79A7"}
 LINES = {"": ":", "BR": "--", "DBS": "-.", "DBS-BR": "-"}
-LINE_NOTE = "dotted: neither DBS nor BR   dashed: BR   dash-dotted: DBS   solid: both, and RAND"
+LINE_NOTE = "dotted: neither DBS nor BR   dashed: BR   dash-dotted: DBS   solid: both, and RAND   "
+LINE_NOTE += "shaded: range over seeds"
 FIGURE4 = [name for name in EXPERIMENTS if not name.startswith(("BKT", "ATS"))]  # the paper's
 
 
@@ -55,6 +56,11 @@ def label_ends(ax: Axes, ends: Iterable[tuple[str, float, float]]) -> None:
     places = [y for _, _, y in ends]
     for i in range(1, len(places)):
         places[i] = max(places[i], places[i - 1] + gap)
+    excess = places[-1] - ax.get_ylim()[1]
+    if excess > 0:  # move down again what has been pushed off the axes
+        places = [
+            min(y, ax.get_ylim()[1] - gap * (len(places) - 1 - i)) for i, y in enumerate(places)
+        ]
     left, right = ax.get_xlim()
     column = right + 0.02 * (right - left)
     for (experiment, x, y), place in zip(ends, places, strict=True):
@@ -63,7 +69,8 @@ def label_ends(ax: Axes, ends: Iterable[tuple[str, float, float]]) -> None:
             experiment, (x, y), (column, place), va="center", color=colour, fontsize=9,
             annotation_clip=False,
             arrowprops={
-                "arrowstyle": "-", "color": colour, "lw": 0.5, "shrinkA": 1, "shrinkB": 4,
+                "arrowstyle": "-", "color": "#999999", "lw": 0.7, "linestyle": ":", "shrinkA": 1,
+                "shrinkB": 4,
                 "relpos": (0, 0.5),
             },
         )  # fmt: skip
@@ -83,8 +90,8 @@ def draw_losses(
     curves = {}
     for experiment in experiments:
         losses = [smoothed(losses_of(r, series)) for r in runs if r.experiment == experiment]
-        if n := min(map(len, losses), default=0):  # as far as every seed has come
-            curves[experiment] = np.array([curve[:n] for curve in losses])
+        if n := max(map(len, losses), default=0):  # of those seeds that have come furthest
+            curves[experiment] = np.array([curve for curve in losses if len(curve) == n])
     if not curves:
         raise UserError(f"{path}: no run has been validated yet; let them go on")
     figure = Figure(figsize=(9, 4.8), layout="constrained")
@@ -103,7 +110,8 @@ def draw_losses(
             x *= seconds[experiment] / per_unit
         part = slice(min(start, len(x) - 1), None)
         middle = losses.mean(0)
-        ax.plot(x[part], middle[part], **style(experiment))
+        marker = "o" if len(x[part]) == 1 else None
+        ax.plot(x[part], middle[part], marker=marker, **style(experiment))
         if len(losses) > 1:
             ax.fill_between(
                 x[part], losses.min(0)[part], losses.max(0)[part], alpha=0.12, linewidth=0,
@@ -122,7 +130,11 @@ def draw_savings(path: Path, figures: Figures) -> None:
     """Time saved against RAND over decoder steps saved: on the line, the steps explain it all."""
     figure = Figure(figsize=(9, 5.4), layout="constrained")
     ax = figure.subplots()
-    points = []
+    # The paper's batches of a fixed size: steps are in proportion to the average batch length.
+    random, points, theirs = PAPER["RAND"], [], []
+    for experiment, row in PAPER.items():
+        if experiment != "RAND" and "DBS" not in experiment:
+            theirs.append([100 * (1 - row[name] / random[name]) for name in ("abl", "minutes")])
     for experiment in figures:
         steps, time = (reduction(figures, experiment, n) for n in ("total_length", "minutes"))
         if experiment != "RAND" and steps and time:
@@ -132,14 +144,10 @@ def draw_savings(path: Path, figures: Figures) -> None:
             ax.errorbar(steps[0], time[0], spread, fmt="o", color=colour, capsize=3, markersize=6)
     if not points:
         raise UserError(f"{path}: needs an epoch of RAND and of another experiment, by one seed")
-    # The paper's batches of a fixed size: steps are in proportion to the average batch length.
-    random = PAPER["RAND"]
-    for k, (experiment, row) in enumerate(PAPER.items()):
-        if experiment != "RAND" and "DBS" not in experiment:
-            x, y = (100 * (1 - row[n] / random[n]) for n in ("abl", "minutes"))
-            label = "the paper's, batches of a fixed size" if k == 1 else None
-            ax.plot(x, y, "o", markerfacecolor="none", color="#888888", label=label, markersize=5)
-    low, high = min(x for _, x, _ in points) - 6, max(x for _, x, _ in points) + 4
+    label = "the paper's five of a fixed batch size"
+    ax.plot(*zip(*theirs, strict=True), "o", mfc="none", color="#888888", label=label, markersize=5)
+    steps = [x for _, x, _ in points] + [x for x, _ in theirs]
+    low, high = min(steps) - 4, max(steps) + 4
     ax.plot([low, high], [low, high], color="#888888", linewidth=1, label="time follows the steps")
     ax.set_xlim(low, high)
     ax.set_xlabel("decoder steps saved against RAND (%): sum of batch lengths")
@@ -160,12 +168,22 @@ def main() -> None:
     output = args.output
     minutes = {name: mean_of(values_of(figures, name, "minutes")) for name in figures}
     seconds = {name: 60 * value[0] for name, value in minutes.items() if value}
+    drawings = {
+        "figure4": lambda path: draw_losses(path, runs, series, FIGURE4),
+        "loss_over_time": lambda path: draw_losses(path, runs, series, seconds, seconds),
+        "time_over_steps": lambda path: draw_savings(path, figures),
+    }
+    reasons = []
     with rc_context(STYLE):
-        draw_losses(output / "figure4.png", runs, series, FIGURE4)
-        draw_losses(output / "loss_over_time.png", runs, series, seconds, seconds)
-        draw_savings(output / "time_over_steps.png", figures)
-    for name in ("figure4", "loss_over_time", "time_over_steps"):
-        print(f"wrote {output / name}.png")
+        for name, draw in drawings.items():
+            try:
+                draw(output / f"{name}.png")
+                print(f"wrote {output / name}.png")
+            except UserError as error:  # there is not enough yet
+                reasons.append(error)
+                print(f"not drawn: {error}")
+    if len(reasons) == len(drawings):
+        raise reasons[0]
 
 
 if __name__ == "__main__":

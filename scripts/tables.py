@@ -9,6 +9,7 @@ taken as far as they have come, and what is missing is named.
 
 import argparse
 import csv
+import dataclasses
 import itertools
 import json
 import math
@@ -54,7 +55,15 @@ COMPARISONS = {  # Table 4
 # the other two parameters are solved for it.)
 CHOICE = {*BATCHING, "bucket_size", "n_bins", "bucket_edges", "n_buckets"}
 # Nor may the clips, which the number of their frames stands for: lists may have moved.
-MOVABLE = {*MAY_CHANGE, "training_files", "validation_files"} - {"learning_rate"}
+MOVABLE = {*MAY_CHANGE, "training_files", "validation_files"}
+MOVABLE -= {"learning_rate", "epochs_per_validation"}
+RECORDED = {  # what records of an event have to hold
+    "epoch": {
+        "minutes", "zpr", "abl", "n_batches", "total_length", "frames_per_second",
+        "peak_memory_gib",
+    },
+    "validation": {"loss", "masked_loss"},
+}  # fmt: skip
 
 
 class Run(NamedTuple):
@@ -95,30 +104,48 @@ def load_runs(folders: Iterable[Path]) -> list[Run]:
     return runs
 
 
-def _load_run(path: Path) -> Run:
+def load_settings(path: Path) -> dict[str, Any]:
+    """A run's settings, from its hparams.json.
+
+    Raises:
+        UserError: there are none, or those of another version.
+    """
     file = path / "hparams.json"
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-        HParams(**settings)
+        if missing := set(BATCHING) - set(settings):
+            raise ValueError(f"no {', '.join(sorted(missing))}")
+        return dataclasses.asdict(HParams(**settings))
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{file}: not the settings of a run of this version ({error})") from None
-    metrics = path / "metrics.jsonl"
+        raise UserError(
+            f"{file}: not the settings of a run of this version ({error}); name another folder"
+        ) from None
+
+
+def _load_run(path: Path) -> Run:
+    settings, metrics = load_settings(path), path / "metrics.jsonl"
     records = read_metrics(metrics) if metrics.exists() else []  # it has only just begun
-    epochs, validations = (
-        [record for record in records if record["event"] == event]
-        for event in ("epoch", "validation")
-    )
-    return Run(path, experiment_name(settings), settings, epochs, validations)
+    events: dict[str, list[dict[str, Any]]] = {"epoch": [], "validation": []}
+    for record in records:
+        if record["event"] in events:
+            if missing := RECORDED[record["event"]] - set(record):
+                raise UserError(f"{metrics}: a record has no {missing.pop()}; train the run anew")
+            events[record["event"]].append(record)
+    return Run(path, experiment_name(settings), settings, events["epoch"], events["validation"])
+
+
+def difference(one: dict[str, Any], other: dict[str, Any], exempt: set[str]) -> str | None:
+    """The first setting, but for those ``exempt``, that keeps two runs from being compared."""
+    names = (n for n in one if n not in exempt | MOVABLE and one[n] != other[n])
+    return next(names, None)
 
 
 def _require_equal(one: Run, other: Run, exempt: set[str]) -> None:
-    for name, value in one.settings.items():
-        theirs = other.settings[name]
-        if theirs != value and name not in exempt | MOVABLE:
-            raise UserError(
-                f"{one.path} and {other.path}: {name} is {value} in the one and {theirs} in the "
-                "other; compare runs that differ in their batching alone"
-            )
+    if name := difference(one.settings, other.settings, exempt):
+        raise UserError(
+            f"{one.path} and {other.path}: {name} is {one.settings[name]} in the one and "
+            f"{other.settings[name]} in the other; compare runs that differ in their batching alone"
+        )
     frames = [
         round(60 * record["minutes"] * record["frames_per_second"])
         for record in (*one.epochs[:1], *other.epochs[:1])
@@ -190,17 +217,19 @@ def figures_of(run: Run, series: Series) -> dict[str, float]:
     return found
 
 
-Figures = dict[str, dict[int, dict[str, float]]]  # experiment: seed: figures_of its run
+Figures = dict[str, dict[int | str, dict[str, float]]]  # experiment: seed: figures_of its run
 Value = tuple[float, float] | None  # mean over seeds, its standard error (nan with one seed)
 
 
-def values_of(figures: Figures, experiment: str, name: str) -> dict[int, float]:
-    """One figure of an experiment, by seed."""
-    of_seeds = figures.get(experiment, {})
-    return {seed: found[name] for seed, found in of_seeds.items() if name in found}
+def values_of(figures: Figures, experiment: str, name: str) -> dict[int | str, float]:
+    """One figure of an experiment, by seed, where it is known and finite."""
+    found = {
+        seed: of_run.get(name, math.nan) for seed, of_run in figures.get(experiment, {}).items()
+    }
+    return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 
-def mean_of(values: dict[int, float]) -> Value:
+def mean_of(values: dict[int | str, float]) -> Value:
     """Mean and standard error, or None of nothing."""
     if not values:
         return None
@@ -279,7 +308,8 @@ TABLE2 = {  # figure: its column, digits of ours and of the paper's
     "zpr": ("ZPR %", 2, 2), "abl": ("ABL", 1, 2), "minutes": ("min/epoch", 3, 2),
     "vl1": ("VL1", 3, 3), "vl2": ("VL2", 3, 3), "vl3": ("VL3", 3, 3), "vl_avg": ("VLavg", 3, 3),
 }  # fmt: skip
-BEYOND = {  # what the paper does not report
+CLOCKED = {"minutes", "speed"}
+BEYOND = {  # what Table 2 does not have
     "n_batches": ("batches", 1), "total_length": ("sum of batch lengths", 0),
     "speed": ("real frames/s", 0), "memory": ("peak memory GiB", 2),
     "masked3": ("masked VL3", 3), "masked_avg": ("masked VLavg", 3),
@@ -293,14 +323,18 @@ def table2(figures: Figures, series: Series) -> tuple[Table, Table]:
     shown, beyond, records = [], [], []
     for experiment in names:
         paper, record = PAPER.get(experiment, {}), {"experiment": experiment}
-        record["seeds"] = len(figures.get(experiment, {}))
+        record["seeds"] = len(values_of(figures, experiment, "abl"))
         values = {n: mean_of(values_of(figures, experiment, n)) for n in TABLE2 | BEYOND}
         shown.append([experiment, str(record["seeds"])])
         shown[-1] += [show(values[n], d, paper.get(n), pd) for n, (_, d, pd) in TABLE2.items()]
+        parts = experiment.removesuffix("-BR")
+        batches = {"n_batches": PAPER_BATCHES.get(parts)} if experiment in PAPER else {}
         beyond.append([experiment])
-        beyond[-1] += [show(values[n], digits) for n, (_, digits) in BEYOND.items()]
+        beyond[-1] += [show(values[n], d, batches.get(n), 0) for n, (_, d) in BEYOND.items()]
         for name, value in values.items():
-            theirs = paper.get(name, math.nan) if name in TABLE2 else None
+            theirs = (paper | batches).get(name)
+            if theirs is None and name in TABLE2:
+                theirs = math.nan  # keeps the column
             record |= record_of(value, name, theirs)
         records.append(record)
     note = (
@@ -322,9 +356,12 @@ def table2(figures: Figures, series: Series) -> tuple[Table, Table]:
 
 
 def reduction(figures: Figures, experiment: str, name: str) -> Value:
-    """Percent by which ``name`` falls from RAND's, over the seeds that both have."""
-    random, ours = (values_of(figures, e, name) for e in ("RAND", experiment))
-    return mean_of({s: 100 * (1 - ours[s] / random[s]) for s in ours if s in random})
+    """Percent by which ``name`` falls from RAND's, and its standard error."""
+    random, ours = (mean_of(values_of(figures, e, name)) for e in ("RAND", experiment))
+    if random is None or ours is None:
+        return None
+    ratio = ours[0] / random[0]
+    return 100 * (1 - ratio), 100 * ratio * math.hypot(ours[1] / ours[0], random[1] / random[0])
 
 
 def table3(figures: Figures) -> Table:
@@ -365,13 +402,16 @@ class Evidence:
         spread = sum(((logs - logs.mean()) ** 2).sum() for logs in self.logs.values())
         self.sd = math.sqrt(spread / self.df) if self.df else math.nan
 
-    def contrast(self, weights: dict[str, float]) -> tuple[float, float] | None:
-        """Sum of weight x mean log loss, and half its 95 % interval; nan with one seed."""
+    def contrast(self, weights: dict[str, float], checks: int = 1) -> tuple[float, float] | None:
+        """Sum of weight x mean log loss, and half its 95 % interval; nan with one seed.
+
+        The interval is one of so many ``checks`` that all hold at once (Bonferroni).
+        """
         if not set(weights) <= set(self.logs):
             return None
         estimate = sum(w * self.logs[name].mean() for name, w in weights.items())
         error = self.sd * math.sqrt(sum(w**2 / len(self.logs[n]) for n, w in weights.items()))
-        quantile = stats.t.ppf(0.975, self.df) if self.df else math.nan
+        quantile = stats.t.ppf(1 - 0.025 / checks, self.df) if self.df else math.nan
         return float(estimate), float(quantile * error)
 
 
@@ -436,8 +476,8 @@ class Check(NamedTuple):
     wanted: str
 
 
-def conclusions() -> list[tuple[str, list[Check]]]:
-    """The paper's five (Sec. 6), as comparisons of VL3 and VLavg."""
+def conclusions() -> list[tuple[str, list[Check], str]]:
+    """The paper's five (Sec. 6), as comparisons of losses, and what is to be added to them."""
 
     def lower(one: str, other: str) -> Check:
         return Check(f"{one} → {other}", change(one, other), "lower")
@@ -456,25 +496,30 @@ def conclusions() -> list[tuple[str, list[Check]]]:
         (
             "SSB-BR does as well as BKT-BR and ATS-BR",
             [Check(f"{p} → SSB-BR", change(p, "SSB-BR"), SIMILAR) for p in peers[1:]],
+            "That LRF tunes the padding more smoothly is Figure 2 (plot_batching.py).",
         ),
         (
             "SSB-BR, BKT-BR and ATS-BR are behind RAND after the same epochs, but can be ahead of "
             "it after the same time",
             [Check(f"RAND → {p}", change("RAND", p), "higher") for p in peers]
             + [lower(f"RAND in {p}'s time", p) for p in peers],
+            "RAND in another's time: its loss when the other has ended.",
         ),
         (
-            "SSB-DBS-BR is ahead of RAND after the same epochs",
+            "SSB-DBS-BR is ahead of RAND after the same epochs, and takes less time for them",
             [lower("RAND", "SSB-DBS-BR")],
+            "The time it saves is in Table 3.",
         ),
         (
             "SSB is better than SB; less so once DBS or BR is on",
             [lower("SB", "SSB")]
             + [more(("SB", "SSB"), pair) for pair in COMPARISONS["SB or SSB"][1:]],
+            "",
         ),
         (
             "BR and DBS each lower the loss, most where batches are least random",
             [lower(*pair) for pair in gains] + [more(gains[0], gains[2]), more(gains[3], gains[5])],
+            "",
         ),
     ]
 
@@ -489,62 +534,63 @@ def judge(check: Check, contrast: tuple[float, float] | None) -> str:
     if check.wanted != SIMILAR:
         return "holds" if high < 0 else "fails" if low > 0 else "open"
     margin = math.log1p(MARGIN)
-    return (
-        "holds"
-        if -margin < low and high < margin
-        else ("fails" if low > margin or high < -margin else "open")
-    )
+    if -margin < low and high < margin:
+        return "holds"
+    return "fails" if low > margin or high < -margin else "open"
 
 
 def equal_time(figures: Figures, runs: Sequence[Run], series: Series) -> dict[str, list[float]]:
-    """RAND's smoothed loss when others have ended: the losses of "RAND in X's time"."""
+    """RAND's loss when others have ended: the losses of "RAND in X's time".
+
+    Averaged with the previous validation's, as VL3 is, which has no next one.
+    """
     found = {}
     minutes = {name: mean_of(values_of(figures, name, "minutes")) for name in figures}
     curves = [losses_of(run, series) for run in runs if run.experiment == "RAND"]
-    curves = [smoothed(losses) for losses in curves if len(losses) == len(series.epochs)]
-    for name in figures:
-        if curves and minutes[name]:
-            epochs = series.planned * minutes[name][0] / minutes["RAND"][0]  # of RAND by then
-            if epochs <= series.planned:
-                at = [float(np.interp(epochs, series.epochs, curve)) for curve in curves]
-                found[f"RAND in {name}'s time"] = at
+    curves = [losses for losses in curves if len(losses) == len(series.epochs)]
+    every = series.epochs[-1] - series.epochs[-2] if len(series.epochs) > 1 else 0
+    for name, of_epoch in minutes.items():
+        if curves and of_epoch and minutes["RAND"]:
+            epochs = series.planned * of_epoch[0] / minutes["RAND"][0]  # of RAND by then
+            at = [min(epochs, series.planned) - back for back in (every, 0)]
+            losses = [float(np.mean(np.interp(at, series.epochs, curve))) for curve in curves]
+            found[f"RAND in {name}'s time"] = losses
     return found
 
 
 def conclude(figures: Figures, runs: Sequence[Run], series: Series) -> str:
     """The report on the conclusions, as Markdown."""
-    columns = {"vl3": "VL3", "vl_avg": "VLavg"}  # those that the paper concludes from
-    ours = {name: Evidence(figures, name) for name in columns}
+    ours = {name: Evidence(figures, name) for name in ("vl3", "vl_avg")}
     # After the spread was pooled, since these are RAND's own runs again.
     for name, losses in equal_time(figures, runs, series).items():
         ours["vl3"].logs[name] = np.log(losses)
-    theirs = {name: Evidence({e: {0: row} for e, row in PAPER.items()}, name) for name in columns}
+    theirs = {name: Evidence({e: {0: row} for e, row in PAPER.items()}, name) for name in ours}
     df = ours["vl3"].df
     seeds = f"pooled over experiments, {df} degrees of freedom" if df else "unknown with one seed"
     lines = [
         "**The paper's conclusions**\n",
-        "Each rests on comparisons of VL3 and of VLavg, in percent with their 95 % intervals by "
-        f"the spread between seeds ({seeds}). A comparison holds or fails where its interval "
-        "leaves no other answer, and is open otherwise; a conclusion needs all of its own.\n",
+        "Each rests on comparisons of VL3, as the paper's Table 4 does; VLavg stands beside. In "
+        "parentheses: intervals by the spread between seeds "
+        f"({seeds}), which cover all comparisons of a conclusion at once with 95 %. A comparison "
+        "holds or fails where its interval leaves no other answer, and is open otherwise. A "
+        "conclusion needs all of its own to be supported; one that fails contradicts it. Losses "
+        f"{SIMILAR} are called similar.\n",
     ]
-    for number, (claim, checks) in enumerate(conclusions(), start=1):
-        rows, verdicts = [[c.what, c.wanted] for c in checks], []
-        for name, column in columns.items():
-            found = []
-            for row, check in zip(rows, checks, strict=True):
-                contrast = ours[name].contrast(check.weights)
-                if name == "vl_avg" and "'s time" in check.what:  # of an end, not of an average
-                    row += ["", ""]
-                    continue
-                found.append(judge(check, contrast))
-                paper = in_percent(theirs[name].contrast(check.weights))
-                row += [f"{in_percent(contrast)} {found[-1]}", paper]
-            counts = ", ".join(f"{found.count(w)} {w}" for w in WORDS if w in found)
-            verdicts.append(f"**{conclusion_of(found)}** by {column} ({counts})")
+    for number, (claim, checks, remark) in enumerate(conclusions(), start=1):
+        rows, found = [], []
+        for check in checks:
+            row = [check.what, check.wanted]
+            for name in ours:
+                contrast = ours[name].contrast(check.weights, len(checks))
+                row += [in_percent(contrast), in_percent(theirs[name].contrast(check.weights))]
+                if name == "vl3":
+                    found.append(judge(check, contrast))
+            rows.append([*row, found[-1]])
+        counts = ", ".join(f"{found.count(w)} {w}" for w in WORDS if w in found)
         lines += [
-            f"{number}. {claim}: {', '.join(verdicts)}\n",
-            "   | From → to | wanted | VL3 % | paper's | VLavg % | paper's |",
-            "   |---|---|---:|---:|---:|---:|",
+            f"{number}. {claim}: **{conclusion_of(found)}** ({counts}). {remark}".rstrip() + "\n",
+            "   | From → to | wanted | VL3 % | paper's | VLavg % | paper's | by VL3 |",
+            "   |---|---|---:|---:|---:|---:|---|",
         ]
         lines += [f"   | {' | '.join(row)} |" for row in rows] + [""]
     return "\n".join(lines)
@@ -563,6 +609,8 @@ def missing(runs: Sequence[Run], series: Series) -> list[str]:
     for run in runs:
         if len(losses_of(run, series)) < len(series.epochs):
             lines.append(f"{run.path}: {len(run.epochs)} of {series.planned} epochs")
+        if not all(math.isfinite(record["loss"]) for record in run.validations):
+            lines.append(f"{run.path}: has diverged, and is left out")
     return lines
 
 
@@ -593,13 +641,12 @@ def read_series(args: argparse.Namespace) -> tuple[list[Run], Series, Figures]:
     if args.timing:
         timed = load_runs([args.timing])
         _require_equal(runs[0], timed[0], {"seed", *CHOICE})
-        for name in figures:
-            times = [figures_of(r, series) for r in timed if r.experiment == name and r.epochs]
-            for found in figures[name].values():
-                for key in ("minutes", "speed"):
-                    found.pop(key, None)
-            for found, clocked in zip(figures[name].values(), times, strict=False):
-                found |= {key: clocked[key] for key in ("minutes", "speed")}
+        for found in (found for of_seeds in figures.values() for found in of_seeds.values()):
+            for name in CLOCKED & set(found):
+                del found[name]
+        for run in timed:
+            clocked = {k: v for k, v in figures_of(run, series).items() if k in CLOCKED}
+            figures[run.experiment][f"timing, seed {run.settings['seed']}"] = clocked
     make_folder(args.output)
     return runs, series, dict(figures)
 
@@ -610,6 +657,7 @@ def main() -> None:
     output = args.output
     table_2, beyond = table2(figures, series)
     tables = [table1(figures, runs), table_2, table3(figures), table4(figures)]
+    report = conclude(figures, runs, series)
     for number, table in enumerate(tables, start=1):
         text = table.markdown() + (f"\n{beyond.markdown()}" if table is table_2 else "")
         print(text)
@@ -618,7 +666,6 @@ def main() -> None:
             writer = csv.DictWriter(file, table.records[0])
             writer.writeheader()
             writer.writerows(table.records)
-    report = conclude(figures, runs, series)
     (output / "conclusions.md").write_text(report, encoding="utf-8")
     print(report)
     if lines := missing(runs, series):
