@@ -83,7 +83,7 @@ def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
         raise UserError(f"setting text_cleaners: {error}") from None
     clips, problems = [], []
     for filelist in filelists.split("+"):
-        lines = _read_lines(filelist.strip())
+        lines = read_list(filelist.strip())
         for number, line in enumerate(progress(lines, filelist, unit="clip", leave=False), 1):
             if line.strip():
                 place = f"{filelist.strip()}:{number}"
@@ -119,7 +119,12 @@ def report_left_out(texts: Iterable[tuple[str, str]], hparams: HParams) -> None:
         print(f"note: {place}: {character!r} (U+{ord(character):04X}) is no symbol: left out")
 
 
-def _read_lines(filelist: str) -> list[str]:
+def read_list(filelist: str) -> list[str]:
+    """The lines of a filelist, empty ones too.
+
+    Raises:
+        UserError: it cannot be read, or is not UTF-8.
+    """
     try:
         lines = Path(filelist).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:

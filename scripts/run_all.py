@@ -12,6 +12,7 @@ largest whose padding does not exceed SSB's.
 import argparse
 import dataclasses
 import fcntl
+import itertools
 import math
 import multiprocessing
 import os
@@ -22,9 +23,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import data_utils
 from batching import batch_statistics, plan_batches, solve_randomness
-from checkpoint import load_checkpoint, make_folder, refuse_changes
+from checkpoint import load_checkpoint, make_folder
 from data_utils import Clip, collate, load_clips
 from hparams import (
     ArgumentParser,
@@ -46,8 +48,10 @@ from hparams import (
 )
 from loss_function import Tacotron2Loss
 from model import Tacotron2
-from scripts.paper import EXPERIMENTS, PARAMETERS, experiment_settings
+from scripts.paper import EXPERIMENTS, PARAMETERS, experiment_name, experiment_settings
+from scripts.plot_batching import EXAMPLE_CLIPS
 from scripts.prepare_ljspeech import read_corpus, split, write_filelist
+from scripts.tables import CHOICE, difference, load_settings
 from train import choose_device, synchronize
 
 LJSPEECH = Path("data/LJSpeech-1.1")
@@ -112,6 +116,16 @@ def parse_args() -> argparse.Namespace:
     for option, values in (("only", args.only), ("seeds", args.seeds)):
         if not values or len(set(values)) < len(values):
             raise UserError(f"--{option} {values}: name one or more, each once")
+    spread = sorted(args.seeds)
+    if any(b - a < args.epochs for a, b in itertools.pairwise(spread)):
+        print(
+            f"note: --seeds {spread} are closer than {args.epochs} epochs: epoch e is planned from "
+            "seed + e, so that these runs share plans; 0 1000 2000 do not"
+        )
+    if set("+'\"") & set(str(args.output)):
+        raise UserError(f"--output {args.output}: has a + or a quote in it; use another name")
+    output, here = args.output.resolve(), Path.cwd()  # one name, however it is given
+    args.output = output.relative_to(here) if output.is_relative_to(here) else output
     if (args.train is None) != (args.val is None):
         raise UserError("--train and --val: give both, or a --corpus that is split")
     if args.train and args.corpus:
@@ -129,14 +143,13 @@ def parse_args() -> argparse.Namespace:
 
 
 def choose_data(args: argparse.Namespace, hparams: HParams) -> dict[str, str]:
-    """The settings that name the data; lists that we make are written into ``args.output``."""
-    lists = {"train": args.train, "val": args.val}
-    names = {"train": "training_files", "val": "validation_files"}
-    if args.train and args.limit is None:
-        return {names[part]: path for part, path in lists.items()}
+    """The settings that name the data. The lists are written into ``args.output``, so that it
+    always trains on the same clips.
+    """
+    parts = {"train": args.train, "val": args.val}
     if args.train:
-        data = {}
-        lines = {part: read_lines(path) for part, path in lists.items()}
+        data = {"data_dir": hparams.data_dir}
+        lines = {part: read_lines(path) for part, path in parts.items()}
     else:
         corpus = args.corpus or (LJSPEECH if LJSPEECH.exists() else make_corpus(args.limit))
         clips = read_corpus(corpus, hparams)
@@ -144,7 +157,7 @@ def choose_data(args: argparse.Namespace, hparams: HParams) -> dict[str, str]:
         data = {"data_dir": str(corpus)}
         lines = {
             part: [f"wavs/{i}.wav|{clips[i]}" for i in of_part]
-            for part, of_part in zip(lists, ids, strict=True)
+            for part, of_part in zip(parts, ids, strict=True)
         }
     there = sum(map(len, lines.values()))
     if args.limit is not None:
@@ -152,14 +165,14 @@ def choose_data(args: argparse.Namespace, hparams: HParams) -> dict[str, str]:
             raise UserError(f"--limit {args.limit}: there are {there} clips; use at most that")
         share = args.limit / there
         lines = {part: choose(of_part, share) for part, of_part in lines.items()}
-    for part, of_part in lines.items():
+    begun = any(args.output.glob("*/*/hparams.json"))
+    for part, name in (("train", "training_files"), ("val", "validation_files")):
         path = args.output / "filelists" / f"{part}.txt"
-        text = "".join(f"{line}\n" for line in of_part)
-        if not path.exists():
-            write_filelist(path, of_part)
-        elif path.read_text(encoding="utf-8") != text:
+        if begun and (not path.exists() or read_lines(str(path)) != lines[part]):
             raise UserError(f"{path}: lists other clips than these; give another --output")
-        data[names[part]] = str(path)
+        if not begun:
+            write_filelist(path, lines[part])
+        data[name] = str(path)
     return data
 
 
@@ -176,14 +189,8 @@ def make_corpus(limit: int | None) -> Path:
 
 def read_lines(filelists: str) -> list[str]:
     """The lines of filelists joined with +."""
-    lines = []
-    for path in filelists.split("+"):
-        try:
-            text = Path(path.strip()).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: cannot be read ({error}); name a filelist") from None
-        lines += [line for line in text.splitlines() if line.strip()]
-    return lines
+    lines = [line for path in filelists.split("+") for line in data_utils.read_list(path.strip())]
+    return [line.strip() for line in lines if line.strip()]
 
 
 def choose(lines: Sequence[str], share: float) -> list[str]:
@@ -193,10 +200,9 @@ def choose(lines: Sequence[str], share: float) -> list[str]:
 
 
 def make_jobs(args: argparse.Namespace, data: dict[str, str], lengths: list[int]) -> list[Job]:
-    """Every run, seed by seed. Refuses an output that holds runs of other settings."""
+    """Every run, seed by seed."""
     given = parse_overrides(args.hparams)
-    common = args.hparams.strip().strip(",")
-    base = create_hparams(common, args.preset)
+    base = create_hparams(args.hparams, args.preset)
     parameters = select_parameters(lengths, base, args.only, given)
     jobs = []
     for seed in args.seeds:
@@ -205,9 +211,11 @@ def make_jobs(args: argparse.Namespace, data: dict[str, str], lengths: list[int]
             strategy = batching["batching_strategy"]
             if strategy in parameters:
                 batching[PARAMETERS[strategy]] = parameters[strategy]
-            settings = {**data, "epochs": args.epochs, "seed": seed, **batching}
-            pairs = [f"{key}={quote(value)}" for key, value in settings.items()]
-            overrides = ",".join(filter(None, [common, *pairs]))
+            settings = {**given, **data, "epochs": args.epochs, "seed": seed, **batching}
+            if not batching["dynamic_batch_size"]:  # whose batches have no capacity
+                settings.pop("batch_capacity", None)
+                settings.pop("batch_capacity_seconds", None)
+            overrides = ",".join(f"{key}={quote(value)}" for key, value in settings.items())
             folder = args.output / name / f"seed{seed}"
             jobs.append(Job(name, seed, folder, overrides, create_hparams(overrides, args.preset)))
     return jobs
@@ -215,6 +223,8 @@ def make_jobs(args: argparse.Namespace, data: dict[str, str], lengths: list[int]
 
 def quote(value: object) -> str:
     """A value as --hparams reads it."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(quote, value))}]"
     text = str(value)
     return repr(text) if any(character in text for character in ",'\"[]() ") else text
 
@@ -225,8 +235,8 @@ def select_parameters(
     """BKT's and ATS's parameter for SSB's ZPR (Sec. 3), unless ``given``."""
     strategies = {experiment_settings(name)["batching_strategy"] for name in experiments}
     wanted = [s for s in ("BKT", "ATS") if s in strategies and PARAMETERS[s] not in given]
-    if not wanted or hparams.bucket_edges != "size":
-        return {}
+    if hparams.bucket_edges != "size":
+        wanted = [s for s in wanted if s != "BKT"]
     fixed = {"batch_size": hparams.batch_size, "seed": hparams.seed, "dynamic_batch_size": False}
     try:
         plans = [plan_batches(lengths, "SSB", lrf=hparams.lrf, epoch=e, **fixed) for e in range(8)]
@@ -239,25 +249,35 @@ def select_parameters(
         ) from None
 
 
-def epochs_done(job: Job) -> int:
-    """Epochs in the run's last checkpoint; 0 without one.
+def refuse_other_settings(output: Path, jobs: list[Job]) -> None:
+    """Raise :class:`UserError` if ``output`` holds runs that the tables could not compare."""
+    for file in sorted(output.glob("*/*/hparams.json")):
+        there = load_settings(file.parent)
+        for job in jobs:
+            same = job.experiment == experiment_name(there)
+            here = dataclasses.asdict(job.hparams)
+            if name := difference(there, here, {"seed"} if same else {"seed", *CHOICE}):
+                raise UserError(
+                    f"{file.parent}: has {name}={there[name]}, and this call {name}={here[name]}; "
+                    "give the same settings, or another --output"
+                )
 
-    Raises:
-        UserError: the run was made with other settings.
-    """
-    path = job.folder / "checkpoint_last.pt"
+
+def epochs_done(job: Job) -> int:
+    """Epochs in the run's last checkpoint; 0 without one."""
     try:
-        state = load_checkpoint(path)
-    except UserError:
+        return load_checkpoint(job.folder / "checkpoint_last.pt")["sampler"]["epoch"]
+    except (UserError, KeyError):
         return 0  # none, or damaged: then train.py will say so, and the other runs go on
-    try:
-        refuse_changes(state, dataclasses.asdict(job.hparams), path)
-    except UserError as error:
-        raise UserError(str(error).replace("another -o", "another --output")) from None
-    return state["sampler"]["epoch"]
 
 
 # How long it will take
+
+
+NO_MEMORY = (
+    "a batch of {} clips of {} frames does not fit the memory; set a smaller batch_size in "
+    "--hparams"
+)
 
 
 class Cost(NamedTuple):
@@ -307,16 +327,23 @@ def measure(hparams: HParams, B: int, T_in: int, T_out: int, begun: float) -> Co
         shapes = [(B, T_out), (B, half), (2 * B, half)]
         times = [seconds(*shape) for shape in shapes]
         forward = seconds(B, T_out, train=False)
-    except torch.OutOfMemoryError:
-        raise UserError(
-            f"a batch of {B} clips of {T_out} frames does not fit the GPU's memory; set a smaller "
-            "batch_size in --hparams"
-        ) from None
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError, and the CPU's
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        raise UserError(NO_MEMORY.format(B, T_out)) from None
     terms = np.array([[1, T, B * T] for B, T in shapes], dtype=float)
     coefficients, _ = nnls(terms, np.array(times))
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     n_parameters = sum(p.numel() for p in model.parameters())
     return Cost(tuple(coefficients), forward / times[0], startup, n_parameters, name)
+
+
+def send_measure(sender: Connection, *args: Any) -> None:
+    """:func:`measure`, in a process of its own: sends what it finds, or its UserError."""
+    try:
+        sender.send(measure(*args))
+    except UserError as error:
+        sender.send(error)
 
 
 def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip]) -> None:
@@ -329,11 +356,23 @@ def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip
     B = max(hparams.batch_size, max(of_plan.max_padded_length for of_plan in found) // T_out)
     print(f"measuring: steps of {B} clips of {T_out} frames ...")
     # In another process, which gives back the GPU's memory, and leaves Ctrl-C to this one.
-    begun = time.time()
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(
+        target=send_measure, args=(sender, hparams, B, T_in, T_out, time.time()), daemon=True
+    )
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        signal.signal(signal.SIGINT, handler)
-        cost = pool.apply(measure, (hparams, B, T_in, T_out, begun))
+    process.start()
+    signal.signal(signal.SIGINT, handler)
+    sender.close()
+    try:
+        cost = receiver.recv()
+    except EOFError:  # it was killed, as Linux does where memory is short
+        raise UserError(NO_MEMORY.format(B, T_out)) from None
+    finally:
+        process.kill()
+    if isinstance(cost, UserError):
+        raise cost
 
     val_batches = data_utils.validation_batches(val, hparams)
     of_validation = cost.validation_share * cost.of_batches(val, val_batches)
@@ -352,8 +391,12 @@ def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip
         )
     frames = sum(clip.n_frames for clip in clips)
     checkpoint = 12 * cost.n_parameters  # bytes: weights, and Adam's two moments
-    unbegun = done.count(0)
-    needed = 2 * unbegun * checkpoint + checkpoint + 4 * frames * hparams.n_mel_channels
+    needed = (2 * done.count(0) + 1) * checkpoint
+    for n_done, of_plan in zip(done, found, strict=True):
+        left = max(hparams.epochs - n_done, 0)
+        needed += left * (500 * of_plan.n_batches + 2e5 / hparams.epochs_per_validation)  # logs
+    if hparams.cache_mels:
+        needed += 4 * frames * hparams.n_mel_channels
     free = shutil.disk_usage(jobs[0].folder.parents[1]).free
     print(
         f"\n{len(train):,} training and {len(val):,} validation clips, {cost.n_parameters:,} "
@@ -389,11 +432,8 @@ def locked(output: Path) -> Iterator[int]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(lock, 20).decode()
-            print(
-                f"{output}: in use by process {holder} or the training that it started; waiting "
-                "for it to end"
-            )
+            holder = os.pread(lock, 100, 0).decode()
+            print(f"{output}: in use by process {holder}; waiting for its end")
             fcntl.flock(lock, fcntl.LOCK_EX)
         os.truncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
@@ -407,12 +447,12 @@ def train(job: Job, preset: str, lock: int) -> int:
     command = ["train.py", "-o", str(job.folder), "--resume"]
     command += ["--preset", preset] * (preset != "paper") + ["--hparams", job.overrides]
     print(f"\npython {shlex.join(command)}", flush=True)
-    process = subprocess.Popen([sys.executable, *command], pass_fds=[lock])
+    # In a session of its own: Ctrl-C reaches this program alone, which then ends it.
+    process = subprocess.Popen([sys.executable, *command], pass_fds=[lock], start_new_session=True)
+    os.pwrite(lock, f"{os.getpid()} (run_all.sh) and {process.pid} (train.py)".encode(), 0)
     try:
         return process.wait()
-    except KeyboardInterrupt:  # Ctrl-C reaches both; kill -INT this program alone
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(3)
+    except KeyboardInterrupt:
         return 130
     finally:
         if process.poll() is None:
@@ -428,11 +468,13 @@ def main() -> None:
         failed = run_series(args, lock)
         for program in ("tables.py", "figures.py"):
             print(flush=True)
-            subprocess.run([sys.executable, f"scripts/{program}", str(args.output)], check=False)
+            command = [sys.executable, f"scripts/{program}", str(args.output)]
+            if status := subprocess.run(command, check=False).returncode:
+                failed.append((program, status))
     for title, status in failed:
         print(f"{title}: FAILED with status {status}, see above", file=sys.stderr)
     if failed:
-        print("the same command tries them again", file=sys.stderr)
+        print("the same command tries again", file=sys.stderr)
         sys.exit(1)
 
 
@@ -445,6 +487,7 @@ def run_series(args: argparse.Namespace, lock: int) -> list[tuple[str, int]]:
         for name in ("training_files", "validation_files")
     ]
     jobs = make_jobs(args, data, [clip.n_frames for clip in clips[0]])
+    refuse_other_settings(args.output, jobs)
     done = [epochs_done(job) for job in jobs]
     if any(n < job.hparams.epochs for n, job in zip(done, jobs, strict=True)):
         announce(jobs, done, *clips)
@@ -465,7 +508,24 @@ def run_series(args: argparse.Namespace, lock: int) -> list[tuple[str, int]]:
             print(f"{title}: FAILED with status {status}; going on with the others", flush=True)
         else:
             print(f"{title}: done in {minutes:.1f} minutes", flush=True)
+    if len(clips[0]) >= EXAMPLE_CLIPS:
+        print(flush=True)
+        status = subprocess.run(figures_1_to_3(args, jobs), check=False).returncode
+        failed += [("plot_batching.py", status)] if status else []
     return failed
+
+
+def figures_1_to_3(args: argparse.Namespace, jobs: list[Job]) -> list[str]:
+    """The call of plot_batching.py that draws them for the training clips."""
+    hparams = jobs[0].hparams
+    options = {name: getattr(hparams, name) for name in ("data_dir", "hop_length", "batch_size")}
+    options |= {"lrf": hparams.lrf, "filelist": hparams.training_files}
+    for name in ("bucket_size", "n_bins"):  # as BKT and ATS have them
+        values = [getattr(job.hparams, name) for job in jobs]
+        options[name] = next((v for v in values if v != getattr(HParams, name)), values[0])
+    options["output_dir"] = args.output / "figures"
+    command = [sys.executable, "scripts/plot_batching.py", "--paper"]
+    return command + [f"--{name}={value}" for name, value in options.items()]
 
 
 if __name__ == "__main__":

@@ -455,8 +455,8 @@ def table4(figures: Figures) -> Table:
             records.append(record)
     head = ["", "From", "VL3", "To", "VL3", "Reduction %", "Paper's %"]
     note = (
-        "In parentheses: beside a loss the paper's, beside a reduction its 95 % interval, from "
-        "the spread between seeds pooled over all experiments."
+        "In parentheses: beside a loss the paper's, beside a reduction (of the geometric mean) "
+        "its 95 % interval, from the spread between seeds pooled over all experiments."
     )
     return Table("Table 4: A/B comparisons of VL3", head, rows, records, note)
 

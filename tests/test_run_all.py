@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -100,7 +101,7 @@ def test_ten_experiments_are_trained_and_reported(series):
     for i in (1, 2, 3, 4):
         assert (output / "tables" / f"table{i}.md").read_text() in printed
     assert (output / "tables" / "conclusions.md").read_text() in printed
-    assert len(list((output / "figures").glob("*.png"))) == 3
+    assert len(list((output / "figures").glob("*.png"))) == 3  # plot_batching.py needs 48 clips
     rows = {row["experiment"]: row for row in figures(output)["table2.csv"]}
     assert all(float(row["vl3"]) > 0 for row in rows.values())
     assert float(rows["SB"]["zpr"]) < float(rows["RAND"]["zpr"])
@@ -119,7 +120,9 @@ def test_killed_in_the_fourth_run_and_called_again_the_tables_are_equal(series, 
     options = arguments(tones, tmp_path / "killed", "--epochs", "2", "--only", FOUR)
     process = start(*options)
     wait_for(tmp_path / "killed" / "BKT-BR" / "seed0" / "checkpoint_last.pt")  # of one epoch
-    os.killpg(process.pid, signal.SIGKILL)  # and train.py with it
+    pids = (tmp_path / "killed" / "lock").read_text()
+    for pid in re.findall(r"\d+", pids):  # run_all.py's and train.py's
+        os.kill(int(pid), signal.SIGKILL)
     process.communicate()
     printed = finish(start(*options))
     assert printed.count(": finished, 2 epochs") == 3 and printed.count(": done in") == 1
@@ -135,7 +138,8 @@ def test_a_second_call_waits_for_what_a_killed_one_left_training(tones, tmp_path
     wait_for(tmp_path / "out" / "RAND" / "seed0" / "metrics.jsonl", b'"step"')
     process.kill()  # train.py goes on
     printed = finish(start(*options))
-    assert f"in use by process {process.pid} or the training that it started; waiting" in printed
+    assert f"in use by process {process.pid} (run_all.sh) and " in printed
+    assert "(train.py); waiting for its end" in printed
     records = (tmp_path / "out" / "RAND" / "seed0" / "metrics.jsonl").read_text().splitlines()
     assert len(records) == 4 * (8 + 1) + 2 == len(set(records))
     process.communicate()
@@ -191,6 +195,7 @@ def refused(monkeypatch, *args: str) -> str:
         (["--hparams", "batch_sizes=1"], "unknown setting 'batch_sizes'"),
         (["--hparams", "data_dir=x"], "data_dir goes with --train and --val; use --corpus"),
         (["--epoch", "x"], "--help shows the arguments"),
+        (["--output", "a+b"], "--output a+b: has a + or a quote in it; use another name"),
     ],
 )
 def test_a_bad_argument_is_refused_before_anything_is_written(monkeypatch, tmp_path, args, message):
@@ -206,7 +211,7 @@ def test_bad_data_is_refused_in_one_line(monkeypatch, tmp_path, tones):
     message = refused(monkeypatch, "--train", str(gone), "--val", str(gone), *out)
     assert f"filelist '{gone}': No such file or directory; " in message
     message = refused(monkeypatch, "--train", str(gone), "--val", str(gone), "--limit", "10", *out)
-    assert f"{gone}: cannot be read" in message
+    assert f"filelist '{gone}': No such file or directory; " in message
     message = refused(monkeypatch, *arguments(tones, tmp_path / "out", "--limit", "21"))
     assert "--limit 21: there are 20 clips; use at most that" in message
 
@@ -214,11 +219,12 @@ def test_bad_data_is_refused_in_one_line(monkeypatch, tmp_path, tones):
 def test_an_output_of_other_settings_is_refused(monkeypatch, series, tones):
     output, _ = series
     files = {path: path.stat().st_mtime_ns for path in output.rglob("*.*")}
-    options = arguments(tones, output, "--epochs", "2")
-    options[options.index("--hparams") + 1] += ",lrf=0.5"
-    message = refused(monkeypatch, *options)
-    assert "checkpoint_last.pt: lrf=0.1 there and 0.5 here; " in message
-    assert "leave them out, or give another --output" in message
+    for more in ("lrf=0.5", "learning_rate=0.1", "epochs_per_validation=1"):
+        options = arguments(tones, output, "--epochs", "2", "--only", "RAND", "--seeds", "7000")
+        options[options.index("--hparams") + 1] += f",{more}"
+        message = refused(monkeypatch, *options)
+        assert "/seed0: has " in message
+        assert f"and this call {more}; give the same settings, or another --output" in message
     message = refused(monkeypatch, *arguments(tones, output, "--limit", "10"))
     assert "train.txt: lists other clips than these; give another --output" in message
     assert {path: path.stat().st_mtime_ns for path in output.rglob("*.*")} == files
@@ -241,11 +247,51 @@ def test_limited_lists_keep_their_proportion_and_order(tmp_path, monkeypatch):
     )  # fmt: skip
     args = run_all.parse_args()
     data = run_all.choose_data(args, run_all.create_hparams())
+    assert data.pop("data_dir") == ""
     kept = {key: Path(path).read_text().splitlines() for key, path in data.items()}
     assert [len(lines) for lines in kept.values()] == [20, 5]
     numbers = [int(line.split(".")[0][5:]) for line in kept["training_files"]]
     assert numbers == sorted(set(numbers)) != list(range(20))
-    assert run_all.choose_data(args, run_all.create_hparams()) == data
+    assert run_all.choose_data(args, run_all.create_hparams()) == {**data, "data_dir": ""}
+
+
+def test_a_refused_call_leaves_nothing_that_blocks_the_next(monkeypatch, tmp_path, tones):
+    options = arguments(tones, tmp_path / "out", "--limit", "10", "--only", "BKT-BR")
+    i = options.index("--hparams") + 1
+    options[i] = options[i].replace("batch_size=2", "batch_size=64")
+    assert "train.txt has 8 clips; use at most 8" in refused(monkeypatch, *options)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1))
+    assert "GB free" in refused(monkeypatch, *arguments(tones, tmp_path / "out", "--limit", "12"))
+
+
+def test_a_capacity_is_for_the_dynamic_experiments(monkeypatch, tones, tmp_path):
+    settings = "batch_capacity=500,text_cleaners=[basic_cleaners],ignore_layers=[a,b]"
+    monkeypatch.setattr(sys, "argv", ["x", "--corpus", str(tones), "--hparams", settings])
+    args = run_all.parse_args()
+    data = {"data_dir": "it's, here", "training_files": "t", "validation_files": "v"}
+    jobs = run_all.make_jobs(args, data, [20, 30, 40, 50] * 40)
+    assert len(jobs) == 10
+    for job in jobs:
+        expected = 500 if "DBS" in job.experiment else 0
+        assert job.hparams.batch_capacity == expected
+        assert job.hparams.ignore_layers == ("a", "b") and job.hparams.data_dir == "it's, here"
+
+
+def test_seeds_that_share_plans_are_noted(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["x", "--seeds", "0 1", "--epochs", "10"])
+    run_all.parse_args()
+    assert "note: --seeds [0, 1] are closer than 10 epochs" in capsys.readouterr().out
+
+
+def test_a_measurement_that_is_killed_is_reported(monkeypatch, tmp_path, tones):
+    """As Linux does where memory is short."""
+    monkeypatch.setattr(run_all, "send_measure", kill_itself)
+    message = refused(monkeypatch, *arguments(tones, tmp_path / "out", "--epochs", "1"))
+    assert "a batch of 2 clips of 40 frames does not fit the memory; set a smaller" in message
+
+
+def kill_itself(*args) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_parameters_are_the_papers_on_lengths_like_ljspeechs():
