@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -48,30 +49,23 @@ def style(experiment: str) -> dict[str, object]:
     return {"color": COLOURS.get(strategy, "#777777"), "linestyle": line, "linewidth": 1.8}
 
 
-def label_ends(ax: Axes, ends: Iterable[tuple[str, float, float]]) -> None:
-    """Each curve's name beside its end, at the right of the axes, moved apart to be legible."""
+def label_ends(ax: Axes, ends: Iterable[tuple[str, float, float]], gap: float = 0.045) -> None:
+    """Each point's name at the right of the axes, at its height, moved apart to be legible."""
     ends = sorted(ends, key=lambda end: end[2])
-    height = ax.get_ylim()[1] - ax.get_ylim()[0]
-    gap = 0.045 * height
-    places = [y for _, _, y in ends]
+    to_axes = ax.transData + ax.transAxes.inverted()
+    heights = np.array([to_axes.transform((x, y))[1] for _, x, y in ends])
+    places = heights.copy()
     for i in range(1, len(places)):
         places[i] = max(places[i], places[i - 1] + gap)
-    excess = places[-1] - ax.get_ylim()[1]
-    if excess > 0:  # move down again what has been pushed off the axes
-        places = [
-            min(y, ax.get_ylim()[1] - gap * (len(places) - 1 - i)) for i, y in enumerate(places)
-        ]
-    left, right = ax.get_xlim()
-    column = right + 0.02 * (right - left)
+    places -= (places - heights).mean()  # half of what was pushed up goes down
+    places += max(-places[0], 0) - max(places[-1] - 1, 0)
     for (experiment, x, y), place in zip(ends, places, strict=True):
-        colour = style(experiment)["color"]
         ax.annotate(
-            experiment, (x, y), (column, place), va="center", color=colour, fontsize=9,
-            annotation_clip=False,
+            experiment, (x, y), (1.02, place), textcoords="axes fraction", va="center",
+            color=style(experiment)["color"], fontsize=9, annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-", "color": "#999999", "lw": 0.7, "linestyle": ":", "shrinkA": 1,
-                "shrinkB": 4,
-                "relpos": (0, 0.5),
+                "shrinkB": 4, "relpos": (0, 0.5),
             },
         )  # fmt: skip
 
@@ -122,6 +116,10 @@ def draw_losses(
     ax.set_ylabel("validation loss (RAND batches), smoothed")
     ax.set_title(LINE_NOTE, loc="left", fontsize=8, color="#555555")
     ax.grid(alpha=0.25)
+    ax.set_yscale("log")  # the strategies part where losses are small
+    ax.yaxis.set_major_locator(MaxNLocator(8))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_locator(NullLocator())
     label_ends(ax, ends)
     figure.savefig(path, dpi=160)
 
