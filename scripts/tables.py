@@ -115,6 +115,7 @@ def load_settings(path: Path) -> dict[str, Any]:
         settings = json.loads(file.read_text(encoding="utf-8"))
         if missing := set(BATCHING) - set(settings):
             raise ValueError(f"no {', '.join(sorted(missing))}")
+        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
         return dataclasses.asdict(HParams(**settings))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(
@@ -565,8 +566,10 @@ def conclude(figures: Figures, runs: Sequence[Run], series: Series) -> str:
     for name, losses in equal_time(figures, runs, series).items():
         ours["vl3"].logs[name] = np.log(losses)
     theirs = {name: Evidence({e: {0: row} for e, row in PAPER.items()}, name) for name in ours}
-    df = ours["vl3"].df
-    seeds = f"pooled over experiments, {df} degrees of freedom" if df else "unknown with one seed"
+    sd, df = ours["vl3"].sd, ours["vl3"].df
+    seeds = "unknown with one seed"
+    if df:
+        seeds = f"of VL3 {sd:.1%} sd, pooled over experiments, {df} degrees of freedom"
     lines = [
         "**The paper's conclusions**\n",
         "Each rests on comparisons of VL3, as the paper's Table 4 does; VLavg stands beside. In "
