@@ -510,20 +510,21 @@ def run_series(args: argparse.Namespace, lock: int) -> list[tuple[str, int]]:
             print(f"{title}: done in {minutes:.1f} minutes", flush=True)
     if len(clips[0]) >= EXAMPLE_CLIPS:
         print(flush=True)
-        status = subprocess.run(figures_1_to_3(args, jobs), check=False).returncode
+        command = figures_1_to_3(args, jobs[0].hparams, [clip.n_frames for clip in clips[0]])
+        status = subprocess.run(command, check=False).returncode
         failed += [("plot_batching.py", status)] if status else []
     return failed
 
 
-def figures_1_to_3(args: argparse.Namespace, jobs: list[Job]) -> list[str]:
+def figures_1_to_3(args: argparse.Namespace, hparams: HParams, lengths: list[int]) -> list[str]:
     """The call of plot_batching.py that draws them for the training clips."""
-    hparams = jobs[0].hparams
+    given = parse_overrides(args.hparams)
+    selected = select_parameters(lengths, hparams, list(EXPERIMENTS), given)
     options = {name: getattr(hparams, name) for name in ("data_dir", "hop_length", "batch_size")}
     options |= {"lrf": hparams.lrf, "filelist": hparams.training_files}
-    for name in ("bucket_size", "n_bins"):  # as BKT and ATS have them
-        values = [getattr(job.hparams, name) for job in jobs]
-        options[name] = next((v for v in values if v != getattr(HParams, name)), values[0])
-    options["output_dir"] = args.output / "figures"
+    options |= {"bucket_size": selected.get("BKT", hparams.bucket_size)}
+    options |= {"n_bins": selected.get("ATS", hparams.n_bins)}
+    options |= {"output_dir": args.output / "figures"}
     command = [sys.executable, "scripts/plot_batching.py", "--paper"]
     return command + [f"--{name}={value}" for name, value in options.items()]
 
