@@ -6,4 +6,4 @@ source scripts/venv.sh
 ruff check .
 ruff format --check .
 export OMP_NUM_THREADS=1  # the models are tiny: a second thread only waits for the first
-python -m pytest "$@"
+python -m pytest --numprocesses 2 --dist loadfile "$@"
