@@ -66,10 +66,12 @@ def test_the_table_is_the_statistics_of_the_plans_and_the_figures_are_drawn(tmp_
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 
-    rows = json.loads((tmp_path / "table.json").read_text())["rows"]
+    numbers = json.loads((tmp_path / "table.json").read_text())
+    rows = numbers["rows"]
     kinds = [(strategy, dynamic) for dynamic in (False, True) for strategy in STRATEGIES]
     printed = [line for line in done.stdout.splitlines() if line.startswith("|")][2:]
-    for (strategy, dynamic), row, line in zip(kinds, rows, printed, strict=True):
+    assert len(printed) == 10 + 2 + 3
+    for (strategy, dynamic), row, line in zip(kinds, rows, printed[:10], strict=True):
         found = [
             batch_statistics(
                 LENGTHS,
@@ -88,10 +90,24 @@ def test_the_table_is_the_statistics_of_the_plans_and_the_figures_are_drawn(tmp_
         assert means == pytest.approx([n_batches, 100 * zpr, abl, total], abs=0.5, rel=1e-3)
     assert "| SSB-DBS | LRF 0.2 |" in done.stdout and "449, 6.62, 557.68" in done.stdout
     assert "ABL (tokens)" in done.stdout
+    by_name = {row["batching"]: row for row in rows}
+    for row, line in zip(numbers["capacities"], printed[12:], strict=True):
+        assert line.startswith(f"| {row['batching']} | {row['within']:.1f} | {row['over']:.1f} |")
+        assert row["within"] == pytest.approx(by_name[row["batching"]]["n_batches"]["mean"])
+        assert row["padded"] <= row["capacity"] == 8 * max(LENGTHS)
+        assert row["over"] <= row["within"]
 
     for name in ("figure1", "figure2", "figure3", "strategies"):
         assert (output / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert f"wrote {output / name}.png" in done.stdout
+
+
+def test_overshooting_batches_end_with_the_clip_that_exceeds_the_capacity():
+    assert plot_batching.count_overshooting([5, 5, 5, 5], 10) == 2  # 5 5 5 | 5
+    assert (
+        plot_batching.count_overshooting([1, 2, 9, 9, 3, 3, 3, 4], 10) == 3
+    )  # 1 2 9 | 9 3 | 3 3 4
+    assert plot_batching.count_overshooting([4, 4], 100) == 1
 
 
 def test_a_train_size_is_another_random_part_for_every_seed():
