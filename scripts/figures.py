@@ -142,7 +142,7 @@ def draw_savings(path: Path, figures: Figures) -> None:
             ax.errorbar(steps[0], time[0], spread, fmt="o", color=colour, capsize=3, markersize=6)
     if not points:
         raise UserError(f"{path}: needs an epoch of RAND and of another experiment, by one seed")
-    label = "the paper's five of a fixed batch size"
+    label = f"the paper's {len(theirs)} of a fixed batch size"
     ax.plot(*zip(*theirs, strict=True), "o", mfc="none", color="#888888", label=label, markersize=5)
     steps = [x for _, x, _ in points] + [x for x, _ in theirs]
     low, high = min(steps) - 4, max(steps) + 4

@@ -115,11 +115,13 @@ def parse_args() -> argparse.Namespace:
             raise UserError(f"--only {name}: no such experiment; use {', '.join(EXPERIMENTS)}")
     for option, values in (("only", args.only), ("seeds", args.seeds)):
         if not values or len(set(values)) < len(values):
-            raise UserError(f"--{option} {values}: name one or more, each once")
+            given = " ".join(map(str, values))
+            raise UserError(f"--{option} '{given}': name one or more, each once")
     spread = sorted(args.seeds)
     if any(b - a < args.epochs for a, b in itertools.pairwise(spread)):
         print(
-            f"note: --seeds {spread} are closer than {args.epochs} epochs: epoch e is planned from "
+            f"note: --seeds {' '.join(map(str, spread))} are closer than {args.epochs} epochs: "
+            "epoch e is planned from "
             "seed + e, so that these runs share plans; 0 1000 2000 do not"
         )
     if set("+'\"") & set(str(args.output)):
@@ -414,7 +416,8 @@ def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip
 
 def duration(hours: float) -> str:
     if hours < 2:
-        return f"{math.ceil(60 * hours)} minutes"
+        minutes = math.ceil(60 * hours)
+        return f"{minutes} minute{'s' * (minutes != 1)}"
     return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
 
 
@@ -489,6 +492,11 @@ def run_series(args: argparse.Namespace, lock: int) -> list[tuple[str, int]]:
     jobs = make_jobs(args, data, [clip.n_frames for clip in clips[0]])
     refuse_other_settings(args.output, jobs)
     done = [epochs_done(job) for job in jobs]
+    if max(done) > args.epochs:
+        raise UserError(
+            f"--epochs {args.epochs}: {args.output} has a run of {max(done)}; give at least that, "
+            "or another --output"
+        )
     if any(n < job.hparams.epochs for n, job in zip(done, jobs, strict=True)):
         announce(jobs, done, *clips)
     failed = []

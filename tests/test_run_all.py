@@ -184,7 +184,7 @@ def refused(monkeypatch, *args: str) -> str:
         (["--only", "RAND RAND"], "name one or more, each once"),
         (["--only", ""], "name one or more, each once"),
         (["--seeds", "0 x"], "--seeds 0 x: use whole numbers with blanks between"),
-        (["--seeds", "0 0"], "--seeds [0, 0]: name one or more, each once"),
+        (["--seeds", "0 0"], "--seeds '0 0': name one or more, each once"),
         (["--seeds=-1"], "setting seed=-1: use 0 or more"),
         (["--epochs", "0"], "setting epochs=0: use a value above 0"),
         (["--limit", "3"], "--limit 3: use 10 clips or more"),
@@ -218,6 +218,8 @@ def test_bad_data_is_refused_in_one_line(monkeypatch, tmp_path, tones):
 
 def test_an_output_of_other_settings_is_refused(monkeypatch, series, tones):
     output, _ = series
+    message = refused(monkeypatch, *arguments(tones, output, "--epochs", "1"))
+    assert f"--epochs 1: {output} has a run of 2; give at least that, or another" in message
     files = {path: path.stat().st_mtime_ns for path in output.rglob("*.*")}
     for more in ("lrf=0.5", "learning_rate=0.1", "epochs_per_validation=1"):
         options = arguments(tones, output, "--epochs", "2", "--only", "RAND", "--seeds", "7000")
@@ -280,7 +282,7 @@ def test_a_capacity_is_for_the_dynamic_experiments(monkeypatch, tones, tmp_path)
 def test_seeds_that_share_plans_are_noted(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x", "--seeds", "0 1", "--epochs", "10"])
     run_all.parse_args()
-    assert "note: --seeds [0, 1] are closer than 10 epochs" in capsys.readouterr().out
+    assert "note: --seeds 0 1 are closer than 10 epochs" in capsys.readouterr().out
 
 
 def test_a_measurement_that_is_killed_is_reported(monkeypatch, tmp_path, tones):

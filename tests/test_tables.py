@@ -164,6 +164,22 @@ def test_one_seed_decides_nothing(tmp_path, monkeypatch):
     assert verdicts(tmp_path, monkeypatch) == ["not decidable at this scale"] * 5
 
 
+def test_two_seeds_of_one_experiment_decide_nothing(tmp_path, monkeypatch):
+    for name, row in PAPER.items():
+        write_run(tmp_path, name, 0, [row["vl3"]] * 5, epochs=10)
+    write_run(tmp_path, "RAND", 1, [PAPER["RAND"]["vl3"] * 1.001] * 5, epochs=10)
+    assert verdicts(tmp_path, monkeypatch) == ["not decidable at this scale"] * 5
+
+
+def test_conclusions_about_runs_that_are_not_there_name_them(tmp_path, monkeypatch):
+    for name in ("RAND", "SSB-DBS-BR"):
+        write_run(tmp_path, name, 0, [1.0] * 5, epochs=10)
+    found = verdicts(tmp_path, monkeypatch)
+    assert found == ["not run", "not run", "not decidable at this scale", "not run", "not run"]
+    report = (tmp_path / "tables" / "conclusions.md").read_text()
+    assert "(needs SSB-BR, BKT-BR, ATS-BR)" in report
+
+
 def test_intervals_are_students(tmp_path):
     losses = {"A": [1.0, 1.1, 1.21], "B": [2.0]}
     figures = {e: dict(enumerate({"vl3": v} for v in values)) for e, values in losses.items()}
