@@ -96,7 +96,7 @@ def test_ten_experiments_are_trained_and_reported(series):
         settings = json.loads((folder / "hparams.json").read_text())
         expected = {**experiment_settings(name), "seed": 0, "epochs": 2, "batch_size": 2}
         assert {key: settings[key] for key in expected} == expected
-    assert printed.index("minutes to go") < printed.index("python train.py")
+    assert printed.index(" to go, by the epochs") < printed.index("python train.py")
     assert "GB of disk" in printed and "16 training and 4 validation clips" in printed
     for i in (1, 2, 3, 4):
         assert (output / "tables" / f"table{i}.md").read_text() in printed
