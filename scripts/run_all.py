@@ -239,6 +239,8 @@ def select_parameters(
     wanted = [s for s in ("BKT", "ATS") if s in strategies and PARAMETERS[s] not in given]
     if hparams.bucket_edges != "size":
         wanted = [s for s in wanted if s != "BKT"]
+    if not wanted:
+        return {}
     fixed = {"batch_size": hparams.batch_size, "seed": hparams.seed, "dynamic_batch_size": False}
     try:
         plans = [plan_batches(lengths, "SSB", lrf=hparams.lrf, epoch=e, **fixed) for e in range(8)]
