@@ -669,15 +669,18 @@ def main() -> None:
     table_2, beyond = table2(figures, series)
     tables = [table1(figures, runs), table_2, table3(figures), table4(figures)]
     report = conclude(figures, runs, series)
-    for number, table in enumerate(tables, start=1):
-        text = table.markdown() + (f"\n{beyond.markdown()}" if table is table_2 else "")
-        print(text)
-        (output / f"table{number}.md").write_text(text, encoding="utf-8")
-        with open(output / f"table{number}.csv", "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, table.records[0])
-            writer.writeheader()
-            writer.writerows(table.records)
-    (output / "conclusions.md").write_text(report, encoding="utf-8")
+    try:
+        for number, table in enumerate(tables, start=1):
+            text = table.markdown() + (f"\n{beyond.markdown()}" if table is table_2 else "")
+            print(text)
+            (output / f"table{number}.md").write_text(text, encoding="utf-8")
+            with open(output / f"table{number}.csv", "w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, table.records[0])
+                writer.writeheader()
+                writer.writerows(table.records)
+        (output / "conclusions.md").write_text(report, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be written ({error.strerror})") from None
     print(report)
     if lines := missing(runs, series):
         print("Missing:\n  " + "\n  ".join(lines) + "\n")

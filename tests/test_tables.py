@@ -265,6 +265,13 @@ def test_runs_that_do_not_compare_are_refused(tmp_path, monkeypatch, program):
         call(program.main, monkeypatch, tmp_path / "e")
 
 
+def test_a_table_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    write_run(tmp_path, "RAND", 0, [1.0], epochs=2)
+    (tmp_path / "tables" / "table2.csv").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"table2\.csv: cannot be written \(Is a directory\)"):
+        call(tables.main, monkeypatch, tmp_path)
+
+
 def test_figures_are_drawn(tmp_path, monkeypatch):
     write_paper(tmp_path)
     write_run(tmp_path, "BKT-DBS", 0, [0.4] * 22, 20.0, 700, epochs=44)  # one of the user's own
