@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
+import decoder_scan
 from layers import ConvNorm, LinearNorm
 
 
@@ -149,6 +150,7 @@ class Decoder(nn.Module):
         self.decoder_rnn_dim = hparams.decoder_rnn_dim
         self.p_attention_dropout = hparams.p_attention_dropout
         self.p_decoder_dropout = hparams.p_decoder_dropout
+        self.implementation = hparams.decoder
         context_dim = hparams.encoder_embedding_dim
         self.prenet = Prenet(hparams)
         self.attention_rnn = nn.LSTMCell(hparams.prenet_dim + context_dim, self.attention_rnn_dim)
@@ -165,13 +167,24 @@ class Decoder(nn.Module):
         return DecoderState(*(memory.new_zeros(B, size) for size in sizes))
 
     def step(
-        self, frame: Tensor, state: DecoderState, memory: Tensor, keys: Tensor, padding: Tensor
+        self,
+        frame: Tensor,
+        state: DecoderState,
+        memory: Tensor,
+        keys: Tensor,
+        padding: Tensor,
+        attention_mask: Tensor | None = None,
+        decoder_mask: Tensor | None = None,
     ) -> DecoderState:
-        """From the prenet's output on the previous frame (B, D_prenet) to the next state."""
+        """From the prenet's output on the previous frame (B, D_prenet) to the next state.
+
+        The masks (B, D_attention_rnn) and (B, D_decoder_rnn) say which hidden states to keep.
+        """
         attention_hidden, attention_cell = self.attention_rnn(
             torch.cat((frame, state.context), 1), (state.attention_hidden, state.attention_cell)
         )
-        attention_hidden = F.dropout(attention_hidden, self.p_attention_dropout, self.training)
+        # The hidden states that are carried on are the dropped-out ones, as in NVIDIA's code.
+        attention_hidden = _drop(attention_hidden, attention_mask, self.p_attention_dropout)
         context, weights = self.attention_layer(
             attention_hidden,
             memory,
@@ -182,8 +195,7 @@ class Decoder(nn.Module):
         decoder_hidden, decoder_cell = self.decoder_rnn(
             torch.cat((attention_hidden, context), 1), (state.decoder_hidden, state.decoder_cell)
         )
-        # The hidden states that are carried on are the dropped-out ones, as in NVIDIA's code.
-        decoder_hidden = F.dropout(decoder_hidden, self.p_decoder_dropout, self.training)
+        decoder_hidden = _drop(decoder_hidden, decoder_mask, self.p_decoder_dropout)
         return DecoderState(
             attention_hidden,
             attention_cell,
@@ -214,14 +226,80 @@ class Decoder(nn.Module):
         frames = F.pad(mel, (1, -1)).permute(2, 0, 1)  # (T_out, B, n_mels), the first is zeros
         frames = self.prenet(frames)  # (T_out, B, D_prenet)
         keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
+        # Drawn beforehand, so that every implementation drops the same.
+        T, B, _ = frames.shape
+        attention_mask = self.draw_mask(self.p_attention_dropout, T, B, self.attention_rnn_dim)
+        decoder_mask = self.draw_mask(self.p_decoder_dropout, T, B, self.decoder_rnn_dim)
+        run = self._loop if self.implementation == "reference" else self._scan
+        features, alignment = run(frames, memory, keys, padding, attention_mask, decoder_mask)
+        mel, gate = self.project(features)  # (T_out, B, n_mels), (T_out, B)
+        return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
+
+    def draw_mask(self, p: float, *shape: int) -> Tensor | None:
+        """uint8, 1 with probability 1 - p; None if nothing is dropped."""
+        if not self.training or p == 0:
+            return None
+        device = self.linear_projection.linear_layer.weight.device
+        return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - p)
+
+    def _loop(
+        self,
+        frames: Tensor,
+        memory: Tensor,
+        keys: Tensor,
+        padding: Tensor,
+        attention_mask: Tensor | None,
+        decoder_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Step by step; (T_out, B, D_decoder_rnn + D_encoder), alignment (T_out, B, T_in)."""
         state = self.initial_state(memory)
         features, alignment = [], []
-        for frame in frames.unbind():
-            state = self.step(frame, state, memory, keys, padding)
+        for t, frame in enumerate(frames):
+            masks = (mask if mask is None else mask[t] for mask in (attention_mask, decoder_mask))
+            state = self.step(frame, state, memory, keys, padding, *masks)
             features.append(torch.cat((state.decoder_hidden, state.context), 1))
             alignment.append(state.weights)
-        mel, gate = self.project(torch.stack(features, 1))  # (B, T_out, n_mels), (B, T_out)
-        return mel.transpose(1, 2), gate, torch.stack(alignment, 1)
+        return torch.stack(features), torch.stack(alignment)
+
+    def _scan(
+        self,
+        frames: Tensor,
+        memory: Tensor,
+        keys: Tensor,
+        padding: Tensor,
+        attention_mask: Tensor | None,
+        decoder_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The same by decoder_scan: nothing after the attention feeds back into it."""
+        rnn, layer = self.attention_rnn, self.attention_layer
+        of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
+        conv = layer.location_layer.location_conv.conv.weight  # (n_filters, 2, kernel_size)
+        dense = layer.location_layer.location_dense.linear_layer.weight  # (D_attention, n_filters)
+        features, alignment = decoder_scan.attend(
+            frames,
+            memory,
+            keys,
+            padding,
+            of_frame,
+            torch.cat((rnn.weight_hh, of_context), 1),
+            rnn.bias_ih + rnn.bias_hh,
+            layer.query_layer.linear_layer.weight,
+            torch.einsum("af,fck->ack", dense, conv),  # the two layers in one
+            layer.v.linear_layer.weight[0],
+            attention_mask,
+            1 / (1 - self.p_attention_dropout),
+        )
+        rnn = self.decoder_rnn
+        hidden = decoder_scan.lstm(
+            features,
+            rnn.weight_ih,
+            rnn.weight_hh,
+            rnn.bias_ih + rnn.bias_hh,
+            decoder_mask,
+            1 / (1 - self.p_decoder_dropout),
+        )
+        context = features[..., self.attention_rnn_dim :]
+        return torch.cat((hidden, context), 2), alignment
 
 
 class Postnet(nn.Module):
@@ -345,6 +423,11 @@ class Tacotron2(nn.Module):
         return InferenceOutput(
             mel, mel_postnet, gate, torch.stack(alignment, 1), mel_lengths, stopped
         )
+
+
+def _drop(hidden: Tensor, mask: Tensor | None, p: float) -> Tensor:
+    """Dropout with a given mask, 1 where ``hidden`` is kept."""
+    return hidden if mask is None else hidden * mask * (1 / (1 - p))
 
 
 def _padding(lengths: Tensor, n: int) -> Tensor:
