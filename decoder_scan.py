@@ -40,7 +40,7 @@ def lstm(
     Args:
         x: (T, B, D)
         weight_ih, weight_hh, bias: (4H, D), (4H, H), (4H,), gates in PyTorch's order
-        mask: (T, B, H) uint8, the hidden states to keep, which are multiplied by ``scale``
+        mask: (T, B, H) booleans, the hidden states to keep, which are multiplied by ``scale``
 
     Returns:
         (T, B, H)
@@ -62,7 +62,7 @@ def attend(
     v: Tensor,
     mask: Tensor | None = None,
     scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """An LSTM that sees the last context, and attention that looks with its output.
 
     Args:
@@ -76,10 +76,11 @@ def attend(
         query: (A, H)
         location: (A, 2, W) filters over the last weights and the sum of all weights before
         v: (A,)
-        mask: (T, B, H) uint8, the hidden states to keep, which are multiplied by ``scale``
+        mask: (T, B, H) booleans, the hidden states to keep, which are multiplied by ``scale``
 
     Returns:
-        hidden state and context (T, B, H + E), attention weights (T, B, T_in)
+        hidden state and context side by side (T, B, H + E), the context again (T, B, E), and the
+        attention weights (T, B, T_in)
     """
     inputs = (x, memory, keys, weight_ih, recurrent, bias, query, location, v)
     return _Attend.apply(*inputs, padding, mask, scale, _needs_grad(inputs))
@@ -94,8 +95,10 @@ class _LSTM(torch.autograd.Function):
         recur = multiplier(weight_hh, B)
         for start, gates, cell in _segments(x, weight_ih, bias, H, save):
             for t, gate in enumerate(gates):
-                recur(hidden[start + t], gate)
-                _cell(gate, cell[t], cell[t + 1], hidden[start + t + 1], _at(mask, start + t), scale)
+                gate += recur(hidden[start + t])
+                _cell(
+                    gate, cell[t], cell[t + 1], hidden[start + t + 1], _at(mask, start + t), scale
+                )
         if save:
             ctx.save_for_backward(x, weight_ih, weight_hh, mask, gates, cell, hidden)
             ctx.scale = scale
@@ -116,7 +119,7 @@ class _LSTM(torch.autograd.Function):
             for t in reversed(range(len(keep))):
                 d_hidden = d_output[start + t].clone()
                 if start + t + 1 < len(x):
-                    recur(d_gates[start + t + 1], d_hidden)
+                    d_hidden += recur(d_gates[start + t + 1])
                 _cell_backward(d_gates[start + t], d_hidden, d_cell, through[t], keep[t])
         d_x, d_weight_ih, d_bias = _input_gradients(ctx, d_gates, x, weight_ih)
         d_weight_hh = _weight_gradient(d_gates, hidden[:-1])
@@ -128,7 +131,7 @@ class _Attend(torch.autograd.Function):
     def forward(
         ctx: Any, x, memory, keys, weight_ih, recurrent, bias, query, location, v, padding, mask,
         scale, save,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         (T, B, _), T_in, (A, H) = x.shape, memory.size(1), query.shape
         margin = location.size(2) // 2
         features = x.new_empty(T + 1, B, recurrent.size(1))  # row t + 1 is that of step t
@@ -138,18 +141,14 @@ class _Attend(torch.autograd.Function):
         weights, sums = past[..., margin : margin + T_in].unbind(2)  # (T + 1, B, T_in)
         recur, ask = multiplier(recurrent, B), multiplier(query, B)
         locate = multiplier(location.flatten(1), B * T_in)
-        energies = x.new_empty(B * T_in, A)
         for start, gates, cell in _segments(x, weight_ih, bias, H, save):
             for t, gate in enumerate(gates, start):
                 hidden, context = features[t + 1].split([H, memory.size(2)], 1)
-                recur(features[t], gate)
+                gate += recur(features[t])
                 _cell(gate, cell[t - start], cell[t - start + 1], hidden, _at(mask, t), scale)
-                energies.copy_(keys.flatten(0, 1))
-                locate(_windows(past[t], T_in), energies)
-                asked = x.new_zeros(B, A)
-                ask(hidden, asked)
-                _tanh_(energies.view(B, T_in, A).add_(asked[:, None]))
-                scores = (energies @ v).view(B, T_in).masked_fill_(padding, -torch.inf)
+                energies = locate(_windows(past[t], T_in)).view(B, T_in, A)
+                energies.add_(keys).add_(ask(hidden)[:, None])
+                scores = (_tanh_(energies) @ v).masked_fill_(padding, -torch.inf)
                 weights[t + 1] = torch.softmax(scores, 1)
                 torch.add(sums[t], weights[t + 1], out=sums[t + 1])
                 context.copy_(torch.bmm(weights[t + 1][:, None], memory)[:, 0])
@@ -160,12 +159,12 @@ class _Attend(torch.autograd.Function):
             )  # fmt: skip
             ctx.scale = scale
             ctx.set_materialize_grads(False)
-        return features[1:], weights[1:]
+        return features[1:], features[1:, :, H:], weights[1:]
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, d_output: Tensor | None, d_weights: Tensor | None
+        ctx: Any, d_output: Tensor | None, d_contexts: Tensor | None, d_weights: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         (
             x, memory, keys, weight_ih, recurrent, query, location, v, mask, gates, cell, features,
@@ -175,13 +174,15 @@ class _Attend(torch.autograd.Function):
         margin, filters = location.size(2) // 2, location.flatten(1)  # (A, 2W)
         weights = past[1:, :, 0, margin : margin + T_in]  # (T, B, T_in)
         d_gates = gates.clone() if _is_kept() else gates
-        # Of hidden state and context, from all that used them.
-        d_features = torch.zeros_like(features[1:]) if d_output is None else d_output.clone()
         d_asked = x.new_empty(T, B, A)
-        d_keys, d_filters, d_v = (torch.zeros_like(tensor) for tensor in (keys, filters, v))
+        d_memory, d_keys, d_filters, d_v = (
+            torch.zeros_like(tensor) for tensor in (memory, keys, filters, v)
+        )
         d_cell = torch.zeros_like(cell[0])
         d_past = x.new_zeros(B, 2, T_in)  # of a step's weights and sums, from the steps after
         recur, ask = multiplier(recurrent.t(), B), multiplier(query.t(), B)
+        locate = multiplier(filters, STEPS * B * T_in)
+        spread_out = multiplier(filters.t(), STEPS * B * T_in)
         for start in _starts_backwards(T):
             steps = slice(start, min(start + STEPS, T))
             through, keep = _to_coefficients(
@@ -190,15 +191,21 @@ class _Attend(torch.autograd.Function):
             # The energies again, tanh(...) @ v, and their derivatives, but for that of softmax.
             windows = _windows(past[steps], T_in)  # (steps * B * T_in, 2W)
             asked = features[start + 1 : steps.stop + 1, :, :H] @ query.t()  # (steps, B, A)
-            tanh = (windows @ filters.t()).view(-1, B, T_in, A).add_(keys)
+            tanh = locate(windows).view(-1, B, T_in, A).add_(keys)
             _tanh_(tanh.add_(asked[:, :, None]))
             slopes = torch.addcmul(v, tanh * v, tanh, value=-1)  # (steps, B, T_in, A)
-            spread = (slopes.view(-1, A) @ filters).view(-1, B, T_in, filters.size(1))
+            spread = spread_out(slopes)  # (steps, B, T_in, 2W)
             d_scores = x.new_empty(len(slopes), B, T_in)
+            # Of hidden state and context, from all that used them.
+            d_features = torch.zeros_like(features[steps])
+            if d_output is not None:
+                d_features += d_output[steps]
+            if d_contexts is not None:
+                d_features[..., H:] += d_contexts[steps]
             for t in reversed(range(len(slopes))):
-                d_hidden, d_context = d_features[start + t].split([H, E], 1)
+                d_hidden, d_context = d_features[t].split([H, E], 1)
                 if start + t + 1 < T:
-                    recur(d_gates[start + t + 1], d_features[start + t])
+                    d_features[t] += recur(d_gates[start + t + 1])
                 d_weight = torch.bmm(d_context[:, None], memory.transpose(1, 2))[:, 0]
                 d_weight += d_past.sum(1)
                 if d_weights is not None:
@@ -207,19 +214,17 @@ class _Attend(torch.autograd.Function):
                 d_weight -= (d_weight * weight).sum(1, keepdim=True)
                 d_score = torch.mul(d_weight, weight, out=d_scores[t])
                 torch.bmm(d_score[:, None], slopes[t], out=d_asked[start + t][:, None])
-                ask(d_asked[start + t], d_hidden)
+                d_hidden += ask(d_asked[start + t])
                 d_window = _add_windows(spread[t] * d_score[:, :, None], margin)  # (B, 2, T_in)
                 d_past[:, 0] = d_window[:, 0]
                 d_past[:, 1] += d_window[:, 1]
                 _cell_backward(d_gates[start + t], d_hidden, d_cell, through[t], keep[t])
+            d_memory.baddbmm_(weights[steps].permute(1, 2, 0), d_features[..., H:].transpose(0, 1))
             d_v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
             slopes *= d_scores[..., None]  # now the gradient of what tanh was taken of
             d_keys += slopes.sum(0)
             d_filters.addmm_(slopes.view(-1, A).t(), windows)
         d_x, d_weight_ih, d_bias = _input_gradients(ctx, d_gates, x, weight_ih)
-        d_memory = torch.bmm(
-            weights.permute(1, 2, 0), d_features[..., H:].transpose(0, 1)
-        )  # (B, T_in, E)
         return (
             d_x,
             d_memory,
@@ -316,8 +321,8 @@ def _add_windows(d_windows: Tensor, margin: int) -> Tensor:
 # Products
 
 
-def multiplier(weight: Tensor, rows: int) -> Callable[[Tensor, Tensor], None]:
-    """A function that adds ``x @ weight.T`` to ``out``, for x (rows, K) and out (rows, N).
+def multiplier(weight: Tensor, rows: int) -> Callable[..., Tensor]:
+    """``multiply(x, bias=None)``: x (..., K) @ weight.T + bias, for about ``rows`` rows at a time.
 
     On a CPU oneDNN packs the weight (N, K) once for all calls, which makes products of few rows
     two to three times as fast. The operators are PyTorch's own for its compiler, so not public:
@@ -326,12 +331,8 @@ def multiplier(weight: Tensor, rows: int) -> Callable[[Tensor, Tensor], None]:
     if _has_onednn() and weight.device.type == "cpu" and weight.dtype is torch.float32:
         ops = torch.ops.mkldnn
         packed = ops._reorder_linear_weight(weight.contiguous(), rows)
-
-        def multiply(x: Tensor, out: Tensor) -> None:
-            out.add_(ops._linear_pointwise(x, packed, None, "none", [], ""))
-
-        return multiply
-    return lambda x, out: out.addmm_(x, weight.t())
+        return lambda x, bias=None: ops._linear_pointwise(x, packed, bias, "none", [], "")
+    return lambda x, bias=None: torch.nn.functional.linear(x, weight, bias)
 
 
 def _has_onednn() -> bool:
@@ -347,7 +348,8 @@ def _has_onednn() -> bool:
 def _input_gradients(
     ctx: Any, d_gates: Tensor, x: Tensor, weight_ih: Tensor
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    d_x = d_gates @ weight_ih if ctx.needs_input_grad[0] else None
+    rows = d_gates.size(0) * d_gates.size(1)
+    d_x = multiplier(weight_ih.t(), rows)(d_gates) if ctx.needs_input_grad[0] else None
     return d_x, _weight_gradient(d_gates, x), d_gates.sum((0, 1))
 
 
@@ -368,9 +370,10 @@ def _segments(
     """
     T, B, _ = x.shape
     n = T if save else SEGMENT
+    multiply = multiplier(weight_ih, n * B)
     last = x.new_zeros(B, H)
     for start in range(0, T, n):
-        gates = torch.nn.functional.linear(x[start : start + n], weight_ih, bias)
+        gates = multiply(x[start : start + n], bias)
         cell = x.new_empty(len(gates) + 1, B, H)
         cell[0] = last
         yield start, gates, cell

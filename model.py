@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 import decoder_scan
-from layers import ConvNorm, LinearNorm
+from layers import ConvNorm, LinearNorm, draw_mask, dropout
 
 
 class Output(NamedTuple):
@@ -60,7 +60,7 @@ class Prenet(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:  # (..., n_mels) -> (..., D_prenet)
         for linear in self.layers:
-            frames = F.dropout(F.relu(linear(frames)), self.p_dropout, training=True)
+            frames = dropout(F.relu(linear(frames)), self.p_dropout, training=True)
         return frames
 
 
@@ -132,7 +132,7 @@ class Encoder(nn.Module):
         """(B, D_symbols, T_in) and descending lengths (B,) -> (B, T_in, D_encoder)."""
         x = embedded
         for convolution in self.convolutions:
-            x = F.dropout(F.relu(convolution(x)), self.p_dropout, self.training)
+            x = dropout(F.relu(convolution(x)), self.p_dropout, self.training)
         packed = pack_padded_sequence(x.transpose(1, 2), lengths.cpu(), batch_first=True)
         memory, _ = pad_packed_sequence(
             self.lstm(packed)[0], batch_first=True, total_length=x.size(2)
@@ -208,7 +208,12 @@ class Decoder(nn.Module):
 
     def project(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """(..., D_decoder_rnn + D_encoder) -> mel frames (..., n_mels), gate logits (...)."""
-        return self.linear_projection(features), self.gate_layer(features).squeeze(-1)
+        layers = self.linear_projection.linear_layer, self.gate_layer.linear_layer
+        weight, bias = (
+            torch.cat([getattr(layer, name) for layer in layers]) for name in ("weight", "bias")
+        )
+        output = F.linear(features, weight, bias)  # (..., n_mels + 1): both in one product
+        return output[..., :-1], output[..., -1]
 
     def forward(
         self, memory: Tensor, mel: Tensor, padding: Tensor
@@ -228,19 +233,18 @@ class Decoder(nn.Module):
         keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
         # Drawn beforehand, so that every implementation drops the same.
         T, B, _ = frames.shape
-        attention_mask = self.draw_mask(self.p_attention_dropout, T, B, self.attention_rnn_dim)
-        decoder_mask = self.draw_mask(self.p_decoder_dropout, T, B, self.decoder_rnn_dim)
+        attention_mask = decoder_mask = None
+        if self.training:
+            attention_mask = draw_mask(
+                self.p_attention_dropout, (T, B, self.attention_rnn_dim), frames.device
+            )
+            decoder_mask = draw_mask(
+                self.p_decoder_dropout, (T, B, self.decoder_rnn_dim), frames.device
+            )
         run = self._loop if self.implementation == "reference" else self._scan
         features, alignment = run(frames, memory, keys, padding, attention_mask, decoder_mask)
         mel, gate = self.project(features)  # (T_out, B, n_mels), (T_out, B)
         return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
-
-    def draw_mask(self, p: float, *shape: int) -> Tensor | None:
-        """uint8, 1 with probability 1 - p; None if nothing is dropped."""
-        if not self.training or p == 0:
-            return None
-        device = self.linear_projection.linear_layer.weight.device
-        return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - p)
 
     def _loop(
         self,
@@ -275,7 +279,7 @@ class Decoder(nn.Module):
         of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
         conv = layer.location_layer.location_conv.conv.weight  # (n_filters, 2, kernel_size)
         dense = layer.location_layer.location_dense.linear_layer.weight  # (D_attention, n_filters)
-        features, alignment = decoder_scan.attend(
+        features, context, alignment = decoder_scan.attend(
             frames,
             memory,
             keys,
@@ -298,7 +302,6 @@ class Decoder(nn.Module):
             decoder_mask,
             1 / (1 - self.p_decoder_dropout),
         )
-        context = features[..., self.attention_rnn_dim :]
         return torch.cat((hidden, context), 2), alignment
 
 
@@ -326,8 +329,8 @@ class Postnet(nn.Module):
 
     def forward(self, mel: Tensor) -> Tensor:  # (B, n_mels, T_out) -> (B, n_mels, T_out)
         for convolution in self.convolutions[:-1]:
-            mel = F.dropout(torch.tanh(convolution(mel)), self.p_dropout, self.training)
-        return F.dropout(self.convolutions[-1](mel), self.p_dropout, self.training)
+            mel = dropout(torch.tanh(convolution(mel)), self.p_dropout, self.training)
+        return dropout(self.convolutions[-1](mel), self.p_dropout, self.training)
 
 
 class Tacotron2(nn.Module):
