@@ -10,21 +10,29 @@ Each is one ``autograd.Function`` without parameters of its own. Forward keeps t
 gates, the cells, the outputs and the attention weights. Backward computes the attention's
 energies again, turns the gates into the coefficients of their derivatives a few steps at a time,
 lets its loop make the gates' gradients and nothing else, over the saved gates, and then gets the
-gradient of every weight from products over all frames.
+gradient of every large weight from one product over all frames.
+
+The loops are the four functions that return ``run``: it does a few consecutive steps, on slices
+of the tensors of all steps. With ``graph=True`` it does them on buffers of their own instead,
+so that on a GPU one CUDA graph, captured once for each shape, replaces hundreds of launches.
 
 T steps (frames of the decoder, characters of the encoder), B clips, T_in characters, H units,
 E features of a character, A features compared, W characters in the location filters.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-STEPS = 8  # steps whose derivatives are prepared together: few enough to stay in the cache
+STEPS = 8  # done together: whose derivatives are prepared at once, and in one CUDA graph
 SEGMENT = 64  # steps whose gates exist together when nothing is kept for backward
+B_MULTIPLE, T_IN_MULTIPLE = 8, 32  # what CUDA graphs round shapes up to, so that few are needed
+MAX_GRAPHS = 64
 
 
 def lstm(
@@ -34,6 +42,7 @@ def lstm(
     bias: Tensor,
     mask: Tensor | None = None,
     scale: float = 1.0,
+    graph: bool = False,
 ) -> Tensor:
     """An LSTM from a zero state; what it outputs is what it carries on.
 
@@ -45,8 +54,12 @@ def lstm(
     Returns:
         (T, B, H)
     """
+    T, B, _ = x.shape
+    if graph:
+        more = (0, 0, 0, -B % B_MULTIPLE, 0, -T % STEPS)
+        x, mask = F.pad(x, more), mask if mask is None else F.pad(mask, more)
     inputs = (x, weight_ih, weight_hh, bias)
-    return _LSTM.apply(*inputs, mask, scale, _needs_grad(inputs))
+    return _LSTM.apply(*inputs, mask, scale, graph, _needs_grad(inputs))[:T, :B]
 
 
 def attend(
@@ -62,6 +75,7 @@ def attend(
     v: Tensor,
     mask: Tensor | None = None,
     scale: float = 1.0,
+    graph: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """An LSTM that sees the last context, and attention that looks with its output.
 
@@ -82,161 +96,293 @@ def attend(
         hidden state and context side by side (T, B, H + E), the context again (T, B, E), and the
         attention weights (T, B, T_in)
     """
+    T, B, T_in = x.size(0), x.size(1), memory.size(1)
+    if graph:
+        more_T, more_B, more_T_in = -T % STEPS, -B % B_MULTIPLE, -T_in % T_IN_MULTIPLE
+        x = F.pad(x, (0, 0, 0, more_B, 0, more_T))
+        memory, keys = (F.pad(tensor, (0, 0, 0, more_T_in, 0, more_B)) for tensor in (memory, keys))
+        # An added clip is no padding: the softmax over nothing would not be a number.
+        padding = F.pad(F.pad(padding, (0, more_T_in), value=True), (0, 0, 0, more_B), value=False)
+        mask = mask if mask is None else F.pad(mask, (0, 0, 0, more_B, 0, more_T))
     inputs = (x, memory, keys, weight_ih, recurrent, bias, query, location, v)
-    return _Attend.apply(*inputs, padding, mask, scale, _needs_grad(inputs))
+    features, contexts, weights = _Attend.apply(
+        *inputs, padding, mask, scale, graph, _needs_grad(inputs)
+    )
+    return features[:T, :B], contexts[:T, :B], weights[:T, :B, :T_in]
+
+
+# The LSTM
 
 
 class _LSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, weight_ih, weight_hh, bias, mask, scale, save) -> Tensor:
+    def forward(ctx: Any, x, weight_ih, weight_hh, bias, mask, scale, graph, save) -> Tensor:
         T, B, H = x.size(0), x.size(1), weight_hh.size(1)
         hidden = x.new_empty(T + 1, B, H)  # row t + 1 is the state after step t
         hidden[0] = 0
-        recur = multiplier(weight_hh, B)
+        run = _runner(_lstm_forward, (weight_hh,), (B, scale), 3, graph)
         for start, gates, cell in _segments(x, weight_ih, bias, H, save):
-            for t, gate in enumerate(gates):
-                gate += recur(hidden[start + t])
-                _cell(
-                    gate, cell[t], cell[t + 1], hidden[start + t + 1], _at(mask, start + t), scale
+            for i in range(0, len(gates), STEPS):
+                t = start + i
+                run(
+                    gates[i : i + STEPS],
+                    cell[i : i + STEPS + 1],
+                    hidden[t : t + STEPS + 1],
+                    _at(mask, t),
                 )
         if save:
             ctx.save_for_backward(x, weight_ih, weight_hh, mask, gates, cell, hidden)
-            ctx.scale = scale
+            ctx.options = scale, graph
         return hidden[1:]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_hidden: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_ih, weight_hh, mask, gates, cell, hidden = ctx.saved_tensors
+        (T, B, _), (scale, graph) = x.shape, ctx.options
         d_gates = gates.clone() if _is_kept() else gates
-        recur = multiplier(weight_hh.t(), x.size(1))
-        d_cell = torch.zeros_like(cell[0])
-        for start in _starts_backwards(len(x)):
-            steps = slice(start, start + STEPS)
-            through, keep = _to_coefficients(
-                d_gates[steps], cell[start : start + STEPS + 1], _at(mask, steps), ctx.scale
+        d_next, d_cell = torch.zeros_like(gates[0]), torch.zeros_like(cell[0])
+        run = _runner(_lstm_backward, (weight_hh,), (B, scale), 3, graph)
+        for t in reversed(range(0, T, STEPS)):
+            run(
+                d_gates[t : t + STEPS],
+                d_next,
+                d_cell,
+                cell[t : t + STEPS + 1],
+                _at(mask, t),
+                d_hidden[t : t + STEPS],
             )
-            for t in reversed(range(len(keep))):
-                d_hidden = d_output[start + t].clone()
-                if start + t + 1 < len(x):
-                    d_hidden += recur(d_gates[start + t + 1])
-                _cell_backward(d_gates[start + t], d_hidden, d_cell, through[t], keep[t])
         d_x, d_weight_ih, d_bias = _input_gradients(ctx, d_gates, x, weight_ih)
         d_weight_hh = _weight_gradient(d_gates, hidden[:-1])
-        return d_x, d_weight_ih, d_weight_hh, d_bias, None, None, None
+        return d_x, d_weight_ih, d_weight_hh, d_bias, *[None] * 4
+
+
+def _lstm_forward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None]:
+    recur = multiplier(weight_hh, B)
+
+    def run(gates: Tensor, cell: Tensor, hidden: Tensor, mask: Tensor | None) -> None:
+        """Gates (n, B, 4H) of the inputs become the activated ones; cell and hidden state
+        (n + 1, B, H) are known in their first row."""
+        for t, gate in enumerate(gates):
+            gate += recur(hidden[t])
+            _cell(gate, cell[t], cell[t + 1], hidden[t + 1], _one(mask, t), scale)
+
+    return run
+
+
+def _lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None]:
+    recur = multiplier(weight_hh.t(), B)
+
+    def run(
+        d_gates: Tensor,
+        d_next: Tensor,
+        d_cell: Tensor,
+        cell: Tensor,
+        mask: Tensor | None,
+        d_output: Tensor,
+    ) -> None:
+        """Activated gates (n, B, 4H) become their gradients; ``d_next`` (B, 4H) and ``d_cell``
+        (B, H), those of the step and the cell after these, become those before the next call."""
+        through, keep = _to_coefficients(d_gates, cell, mask, scale)
+        after = d_next
+        for t in reversed(range(len(d_gates))):
+            d_hidden = d_output[t] + recur(after)
+            after = d_gates[t]
+            _cell_backward(after, d_hidden, d_cell, through[t], keep[t])
+        d_next.copy_(after)
+
+    return run
+
+
+# The LSTM with attention
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x, memory, keys, weight_ih, recurrent, bias, query, location, v, padding, mask,
-        scale, save,
+        scale, graph, save,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        (T, B, _), T_in, (A, H) = x.shape, memory.size(1), query.shape
+        (T, B, _), T_in, H = x.shape, memory.size(1), query.size(1)
         margin = location.size(2) // 2
         features = x.new_empty(T + 1, B, recurrent.size(1))  # row t + 1 is that of step t
         features[0] = 0
         # Weights, and their sums over all steps so far, with room for the filters on each side.
         past = x.new_zeros(T + 1, B, 2, T_in + 2 * margin)
-        weights, sums = past[..., margin : margin + T_in].unbind(2)  # (T + 1, B, T_in)
-        recur, ask = multiplier(recurrent, B), multiplier(query, B)
-        locate = multiplier(location.flatten(1), B * T_in)
+        constants = (memory, keys, padding, recurrent, query, location, v)
+        run = _runner(_attend_forward, constants, (scale,), 4, graph)
         for start, gates, cell in _segments(x, weight_ih, bias, H, save):
-            for t, gate in enumerate(gates, start):
-                hidden, context = features[t + 1].split([H, memory.size(2)], 1)
-                gate += recur(features[t])
-                _cell(gate, cell[t - start], cell[t - start + 1], hidden, _at(mask, t), scale)
-                energies = locate(_windows(past[t], T_in)).view(B, T_in, A)
-                energies.add_(keys).add_(ask(hidden)[:, None])
-                scores = (_tanh_(energies) @ v).masked_fill_(padding, -torch.inf)
-                weights[t + 1] = torch.softmax(scores, 1)
-                torch.add(sums[t], weights[t + 1], out=sums[t + 1])
-                context.copy_(torch.bmm(weights[t + 1][:, None], memory)[:, 0])
+            for i in range(0, len(gates), STEPS):
+                t = start + i
+                run(
+                    gates[i : i + STEPS],
+                    cell[i : i + STEPS + 1],
+                    features[t : t + STEPS + 1],
+                    past[t : t + STEPS + 1],
+                    _at(mask, t),
+                )
         if save:
             ctx.save_for_backward(
-                x, memory, keys, weight_ih, recurrent, query, location, v, mask, gates, cell,
-                features, past,
+                x, weight_ih, *constants, mask, gates, cell, features, past
             )  # fmt: skip
-            ctx.scale = scale
+            ctx.options = scale, graph
             ctx.set_materialize_grads(False)
-        return features[1:], features[1:, :, H:], weights[1:]
+        return features[1:], features[1:, :, H:], past[1:, :, 0, margin : margin + T_in]
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, d_output: Tensor | None, d_contexts: Tensor | None, d_weights: Tensor | None
+        ctx: Any,
+        d_features: Tensor | None,
+        d_contexts: Tensor | None,
+        d_weights: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        (
-            x, memory, keys, weight_ih, recurrent, query, location, v, mask, gates, cell, features,
-            past,
-        ) = ctx.saved_tensors  # fmt: skip
-        (T, B, _), (_, T_in, E), (A, H) = x.shape, memory.shape, query.shape
-        margin, filters = location.size(2) // 2, location.flatten(1)  # (A, 2W)
-        weights = past[1:, :, 0, margin : margin + T_in]  # (T, B, T_in)
+        x, weight_ih, *constants, mask, gates, cell, features, past = ctx.saved_tensors
+        memory, keys, _, _, query, location, v = constants
+        (T, B, _), (A, H), (scale, graph) = x.shape, query.shape, ctx.options
         d_gates = gates.clone() if _is_kept() else gates
         d_asked = x.new_empty(T, B, A)
-        d_memory, d_keys, d_filters, d_v = (
-            torch.zeros_like(tensor) for tensor in (memory, keys, filters, v)
-        )
-        d_cell = torch.zeros_like(cell[0])
-        d_past = x.new_zeros(B, 2, T_in)  # of a step's weights and sums, from the steps after
-        recur, ask = multiplier(recurrent.t(), B), multiplier(query.t(), B)
-        locate = multiplier(filters, STEPS * B * T_in)
-        spread_out = multiplier(filters.t(), STEPS * B * T_in)
-        for start in _starts_backwards(T):
-            steps = slice(start, min(start + STEPS, T))
-            through, keep = _to_coefficients(
-                d_gates[steps], cell[start : steps.stop + 1], _at(mask, steps), ctx.scale
+        # Of the gates and the cell after a step; of the weights before it and of their sum.
+        d_next, d_cell = torch.zeros_like(gates[0]), torch.zeros_like(cell[0])
+        d_past = x.new_zeros(B, 2, memory.size(1))
+        sums = d_memory, d_keys, d_location, d_v = [
+            torch.zeros_like(tensor) for tensor in (memory, keys, location, v)
+        ]
+        run = _runner(_attend_backward, constants, (scale,), 9, graph)
+        for t in reversed(range(0, T, STEPS)):
+            run(
+                d_gates[t : t + STEPS],
+                d_asked[t : t + STEPS],
+                d_next,
+                d_cell,
+                d_past,
+                *sums,
+                cell[t : t + STEPS + 1],
+                features[t + 1 : t + STEPS + 1],
+                past[t : t + STEPS + 1],
+                _at(mask, t),
+                _at(d_features, t),
+                _at(d_contexts, t),
+                _at(d_weights, t),
             )
-            # The energies again, tanh(...) @ v, and their derivatives, but for that of softmax.
-            windows = _windows(past[steps], T_in)  # (steps * B * T_in, 2W)
-            asked = features[start + 1 : steps.stop + 1, :, :H] @ query.t()  # (steps, B, A)
-            tanh = locate(windows).view(-1, B, T_in, A).add_(keys)
-            _tanh_(tanh.add_(asked[:, :, None]))
-            slopes = torch.addcmul(v, tanh * v, tanh, value=-1)  # (steps, B, T_in, A)
-            spread = spread_out(slopes)  # (steps, B, T_in, 2W)
-            d_scores = x.new_empty(len(slopes), B, T_in)
-            # Of hidden state and context, from all that used them.
-            d_features = torch.zeros_like(features[steps])
-            if d_output is not None:
-                d_features += d_output[steps]
-            if d_contexts is not None:
-                d_features[..., H:] += d_contexts[steps]
-            for t in reversed(range(len(slopes))):
-                d_hidden, d_context = d_features[t].split([H, E], 1)
-                if start + t + 1 < T:
-                    d_features[t] += recur(d_gates[start + t + 1])
-                d_weight = torch.bmm(d_context[:, None], memory.transpose(1, 2))[:, 0]
-                d_weight += d_past.sum(1)
-                if d_weights is not None:
-                    d_weight += d_weights[start + t]
-                weight = weights[start + t]
-                d_weight -= (d_weight * weight).sum(1, keepdim=True)
-                d_score = torch.mul(d_weight, weight, out=d_scores[t])
-                torch.bmm(d_score[:, None], slopes[t], out=d_asked[start + t][:, None])
-                d_hidden += ask(d_asked[start + t])
-                d_window = _add_windows(spread[t] * d_score[:, :, None], margin)  # (B, 2, T_in)
-                d_past[:, 0] = d_window[:, 0]
-                d_past[:, 1] += d_window[:, 1]
-                _cell_backward(d_gates[start + t], d_hidden, d_cell, through[t], keep[t])
-            d_memory.baddbmm_(weights[steps].permute(1, 2, 0), d_features[..., H:].transpose(0, 1))
-            d_v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
-            slopes *= d_scores[..., None]  # now the gradient of what tanh was taken of
-            d_keys += slopes.sum(0)
-            d_filters.addmm_(slopes.view(-1, A).t(), windows)
         d_x, d_weight_ih, d_bias = _input_gradients(ctx, d_gates, x, weight_ih)
-        return (
-            d_x,
-            d_memory,
-            d_keys,
-            d_weight_ih,
-            _weight_gradient(d_gates, features[:-1]),
-            d_bias,
-            _weight_gradient(d_asked, features[1:, :, :H]),
-            d_filters.view_as(location),
-            d_v,
-            *[None] * 4,
-        )
+        d_recurrent = _weight_gradient(d_gates, features[:-1])
+        d_query = _weight_gradient(d_asked, features[1:, :, :H])
+        gradients = d_x, d_memory, d_keys, d_weight_ih, d_recurrent, d_bias, d_query
+        return *gradients, d_location, d_v, *[None] * 5
+
+
+def _attend_forward(
+    memory: Tensor,
+    keys: Tensor,
+    padding: Tensor,
+    recurrent: Tensor,
+    query: Tensor,
+    location: Tensor,
+    v: Tensor,
+    scale: float,
+) -> Callable[..., None]:
+    (B, T_in, E), H, margin = memory.shape, query.size(1), location.size(2) // 2
+    recur, ask = multiplier(recurrent, B), multiplier(query, B)
+    locate = multiplier(location.flatten(1), B * T_in)
+
+    def run(
+        gates: Tensor, cell: Tensor, features: Tensor, past: Tensor, mask: Tensor | None
+    ) -> None:
+        """Gates (n, B, 4H) of the inputs become the activated ones; cell (n + 1, B, H), hidden
+        state and context (n + 1, B, H + E) and past (n + 1, B, 2, T_in + W - 1), which are the
+        weights and their sum, are known in their first row."""
+        weights, sums = past[..., margin : margin + T_in].unbind(2)  # (n + 1, B, T_in)
+        for t, gate in enumerate(gates):
+            hidden, context = features[t + 1].split([H, E], 1)
+            gate += recur(features[t])
+            _cell(gate, cell[t], cell[t + 1], hidden, _one(mask, t), scale)
+            energies = locate(_windows(past[t], T_in)).view(B, T_in, -1)
+            energies.add_(keys).add_(ask(hidden)[:, None])
+            scores = (_tanh_(energies) @ v).masked_fill_(padding, -torch.inf)
+            weights[t + 1] = torch.softmax(scores, 1)
+            torch.add(sums[t], weights[t + 1], out=sums[t + 1])
+            context.copy_(torch.bmm(weights[t + 1][:, None], memory)[:, 0])
+
+    return run
+
+
+def _attend_backward(
+    memory: Tensor,
+    keys: Tensor,
+    padding: Tensor,
+    recurrent: Tensor,
+    query: Tensor,
+    location: Tensor,
+    v: Tensor,
+    scale: float,
+) -> Callable[..., None]:
+    (B, T_in, E), (A, H), margin = memory.shape, query.shape, location.size(2) // 2
+    filters = location.flatten(1)  # (A, 2W)
+    recur, ask = multiplier(recurrent.t(), B), multiplier(query.t(), B)
+    locate = multiplier(filters, STEPS * B * T_in)
+    unlocate = multiplier(filters.t(), STEPS * B * T_in)
+
+    def run(
+        d_gates: Tensor,
+        d_asked: Tensor,
+        d_next: Tensor,
+        d_cell: Tensor,
+        d_past: Tensor,
+        d_memory: Tensor,
+        d_keys: Tensor,
+        d_location: Tensor,
+        d_v: Tensor,
+        cell: Tensor,
+        features: Tensor,
+        past: Tensor,
+        mask: Tensor | None,
+        d_features: Tensor | None,
+        d_contexts: Tensor | None,
+        d_weights: Tensor | None,
+    ) -> None:
+        """Activated gates (n, B, 4H) become their gradients, ``d_asked`` (n, B, A) is written;
+        ``d_next`` (B, 4H), ``d_cell`` (B, H) and ``d_past`` (B, 2, T_in) are carried on; the
+        gradients of memory, keys, location and v are added to."""
+        n = len(d_gates)
+        through, keep = _to_coefficients(d_gates, cell, mask, scale)
+        # The energies again, which are tanh(...) @ v, and their derivatives before softmax.
+        windows = _windows(past[:n], T_in)  # (n * B * T_in, 2W)
+        tanh = locate(windows).view(n, B, T_in, A).add_(keys)
+        _tanh_(tanh.add_(F.linear(features[..., :H], query)[:, :, None]))
+        slopes = torch.addcmul(v, tanh * v, tanh, value=-1)  # (n, B, T_in, A)
+        spread = unlocate(slopes)  # (n, B, T_in, 2W)
+        weights = past[1:, :, 0, margin : margin + T_in]  # (n, B, T_in)
+        d_scores = torch.empty_like(weights)
+        # Of hidden state and context, from all that used them.
+        d_all = torch.zeros_like(features) if d_features is None else d_features.clone()
+        if d_contexts is not None:
+            d_all[..., H:] += d_contexts
+        after = d_next
+        for t in reversed(range(n)):
+            d_all[t] += recur(after)
+            d_hidden, d_context = d_all[t].split([H, E], 1)
+            d_weight = torch.bmm(d_context[:, None], memory.transpose(1, 2))[:, 0]
+            d_weight += d_past.sum(1)
+            if d_weights is not None:
+                d_weight += d_weights[t]
+            d_weight -= (d_weight * weights[t]).sum(1, keepdim=True)
+            d_score = torch.mul(d_weight, weights[t], out=d_scores[t])
+            d_asked[t] = torch.bmm(d_score[:, None], slopes[t])[:, 0]
+            d_hidden += ask(d_asked[t])
+            d_window = _add_windows(spread[t] * d_score[:, :, None], margin)  # (B, 2, T_in)
+            d_past[:, 0] = d_window[:, 0]
+            d_past[:, 1] += d_window[:, 1]
+            after = d_gates[t]
+            _cell_backward(after, d_hidden, d_cell, through[t], keep[t])
+        d_next.copy_(after)
+        d_memory.baddbmm_(weights.permute(1, 2, 0), d_all[..., H:].transpose(0, 1))
+        d_v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
+        slopes *= d_scores[..., None]  # now the gradient of what tanh was taken of
+        d_keys += slopes.sum(0)
+        d_location += (slopes.view(-1, A).t() @ windows).view_as(location)
+
+    return run
 
 
 # The LSTM cell
@@ -380,12 +526,12 @@ def _segments(
         last = cell[-1]
 
 
-def _starts_backwards(T: int) -> range:
-    return range((T - 1) // STEPS * STEPS, -1, -STEPS)
+def _at(tensor: Tensor | None, t: int) -> Tensor | None:
+    return None if tensor is None else tensor[t : t + STEPS]
 
 
-def _at(mask: Tensor | None, steps: int | slice) -> Tensor | None:
-    return None if mask is None else mask[steps]
+def _one(mask: Tensor | None, t: int) -> Tensor | None:
+    return None if mask is None else mask[t]
 
 
 def _tanh_(x: Tensor) -> Tensor:
@@ -401,3 +547,94 @@ def _is_kept() -> bool:
     """Whether backward may be called again (``retain_graph``), so must not spoil what is saved."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return ask is None or ask()
+
+
+# Running the loops
+
+
+def _runner(
+    prepare: Callable[..., Callable[..., None]],
+    constants: Sequence[Tensor],
+    options: tuple,
+    n_written: int,
+    graph: bool,
+) -> Callable[..., None]:
+    """``prepare(*constants, *options)``, the ``run`` of one of the four loops.
+
+    Args:
+        n_written: how many of the tensors given to ``run`` it writes: the first ones
+        graph: do it in buffers of its own, on a GPU as a CUDA graph
+    """
+    if not graph:
+        return prepare(*constants, *options)
+    graphed = None
+
+    def run(*tensors: Tensor | None) -> None:
+        nonlocal graphed
+        if graphed is None:
+            specs = [
+                tensor if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+                for tensor in (*constants, *tensors)
+            ]
+            graphed = _graph(prepare, options, len(constants), n_written, *specs)
+            graphed.load(constants)
+        graphed(tensors)
+
+    return run
+
+
+class _Graph:
+    """The ``run`` of a loop in buffers of its own: copies in, runs, copies out."""
+
+    def __init__(
+        self,
+        prepare: Callable[..., Callable[..., None]],
+        options: tuple,
+        n_constants: int,
+        n_written: int,
+        *specs: tuple | None,
+    ) -> None:
+        buffers = [spec and torch.zeros(spec[0], dtype=spec[1], device=spec[2]) for spec in specs]
+        self.prepare, self.options, self.n_written = prepare, options, n_written
+        self.constants, self.tensors = buffers[:n_constants], buffers[n_constants:]
+        self.graph = self._capture() if buffers[0].is_cuda else None
+
+    def load(self, constants: Sequence[Tensor]) -> None:
+        for buffer, tensor in zip(self.constants, constants, strict=True):
+            buffer.copy_(tensor)
+        if self.graph is None:
+            self.run = self.prepare(*self.constants, *self.options)
+
+    def __call__(self, tensors: Sequence[Tensor | None]) -> None:
+        pairs = list(zip(self.tensors, tensors, strict=True))
+        for buffer, tensor in pairs:
+            if tensor is not None:
+                buffer.copy_(tensor)
+        if self.graph is None:
+            self.run(*self.tensors)
+        else:
+            self.graph.replay()
+        for buffer, tensor in pairs[: self.n_written]:
+            tensor.copy_(buffer)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        run = self.prepare(*self.constants, *self.options)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # once before, as libraries allocate when first called
+            run(*self.tensors)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # The loader's thread may pin memory meanwhile, which a stricter mode forbids.
+        with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
+            run(*self.tensors)
+        return graph
+
+
+_graph = lru_cache(maxsize=MAX_GRAPHS)(_Graph)
+
+
+@lru_cache(maxsize=1)
+def _pool() -> Any:
+    """One pool for the temporaries of all graphs: no two of them run at the same time."""
+    return torch.cuda.graph_pool_handle()

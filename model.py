@@ -127,17 +127,40 @@ class Encoder(nn.Module):
             for i in range(hparams.encoder_n_convolutions)
         )
         self.lstm = nn.LSTM(dims[-1], dims[-1] // 2, batch_first=True, bidirectional=True)
+        self.implementation = hparams.decoder
 
     def forward(self, embedded: Tensor, lengths: Tensor) -> Tensor:
         """(B, D_symbols, T_in) and descending lengths (B,) -> (B, T_in, D_encoder)."""
         x = embedded
         for convolution in self.convolutions:
             x = dropout(F.relu(convolution(x)), self.p_dropout, self.training)
-        packed = pack_padded_sequence(x.transpose(1, 2), lengths.cpu(), batch_first=True)
+        x = x.transpose(1, 2)  # (B, T_in, D_encoder)
+        if self.implementation != "reference" and not x.is_cuda:  # where cuDNN's is the fastest
+            return self._scan(x, lengths)
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True)
         memory, _ = pad_packed_sequence(
-            self.lstm(packed)[0], batch_first=True, total_length=x.size(2)
+            self.lstm(packed)[0], batch_first=True, total_length=x.size(1)
         )
         return memory
+
+    def _scan(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """The LSTM by decoder_scan, which turns each text around where packing would cut it."""
+        x = x.transpose(0, 1)  # (T_in, B, D_encoder)
+        n = torch.arange(len(x))[:, None]  # (T_in, 1)
+        turned = torch.where(n < lengths, lengths - 1 - n, n)[..., None]  # (T_in, B, 1)
+        weight = self.lstm.get_parameter
+        outputs = []
+        for suffix in ("", "_reverse"):
+            reverse = suffix == "_reverse"
+            hidden = decoder_scan.lstm(
+                x.gather(0, turned.expand_as(x)) if reverse else x,
+                weight(f"weight_ih_l0{suffix}"),
+                weight(f"weight_hh_l0{suffix}"),
+                weight(f"bias_ih_l0{suffix}") + weight(f"bias_hh_l0{suffix}"),
+            )
+            outputs.append(hidden.gather(0, turned.expand_as(hidden)) if reverse else hidden)
+        memory = torch.cat(outputs, 2).masked_fill((n >= lengths)[..., None], 0)
+        return memory.transpose(0, 1)
 
 
 class Decoder(nn.Module):
@@ -292,6 +315,7 @@ class Decoder(nn.Module):
             layer.v.linear_layer.weight[0],
             attention_mask,
             1 / (1 - self.p_attention_dropout),
+            graph=self.implementation == "graph",
         )
         rnn = self.decoder_rnn
         hidden = decoder_scan.lstm(
@@ -301,6 +325,7 @@ class Decoder(nn.Module):
             rnn.bias_ih + rnn.bias_hh,
             decoder_mask,
             1 / (1 - self.p_decoder_dropout),
+            graph=self.implementation == "graph",
         )
         return torch.cat((hidden, context), 2), alignment
 
