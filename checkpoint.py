@@ -18,9 +18,9 @@ STATE = ("state_dict", "optimizer", "sampler", "step", "best_loss", "random_stat
 
 # What may change when a run is resumed; anything else would make it another run.
 MAY_CHANGE = {
-    "epochs", "epochs_per_validation", "epochs_per_checkpoint", "learning_rate", "data_dir",
-    "cache_mels", "mel_cache_dir", "num_workers", "gate_threshold", "max_decoder_steps",
-    "ignore_layers",
+    "epochs", "epochs_per_validation", "epochs_per_checkpoint", "decoder", "learning_rate",
+    "data_dir", "cache_mels", "mel_cache_dir", "num_workers", "gate_threshold",
+    "max_decoder_steps", "ignore_layers",
 }  # fmt: skip
 
 

@@ -7,9 +7,12 @@ metrics.jsonl, the last and the best checkpoint, and a validation sample to look
 """
 
 import argparse
+import ctypes
 import dataclasses
 import json
 import math
+import os
+import platform
 import resource
 import sys
 import time
@@ -89,7 +92,7 @@ def main() -> None:
     state = load_checkpoint(source) if source else {}
     base = saved_hparams(state, source) if resuming else None
     hparams = create_hparams(args.hparams, args.preset, base)
-    device = choose_device(hparams.precision)
+    device = choose_device(hparams)
 
     # Model
     torch.manual_seed(hparams.seed)
@@ -327,12 +330,30 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def choose_device(precision: str) -> torch.device:
+def choose_device(hparams: HParams) -> torch.device:
     """The GPU if there is one, set to ``precision``."""
     # TF32 rounds inputs to 10 bits; cuDNN's would be on by default.
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cuda.matmul.allow_tf32 = hparams.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = hparams.precision == "tf32"
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if hparams.decoder == "graph":
+        raise UserError("setting decoder=graph: needs an NVIDIA GPU, and none is here; use scan")
+    keep_memory()
+    return torch.device("cpu")
+
+
+def keep_memory() -> None:
+    """Let a CPU's freed memory serve the next step, as PyTorch's allocator does on a GPU.
+
+    Otherwise glibc returns large blocks, and every step gets them anew page by page.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # larger pages: read at the first tensor
+    if platform.libc_ver()[0] == "glibc":
+        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(M_MMAP_MAX, 0)
 
 
 def synchronize(device: torch.device) -> None:

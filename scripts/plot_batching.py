@@ -86,6 +86,22 @@ def _whole(cell: str) -> bool:
     return re.fullmatch(r"[+-]?[0-9]+", cell) is not None
 
 
+def rescale(lengths: np.ndarray, hop_from: int | None, hop_to: int | None) -> np.ndarray:
+    """Frames of one hop length, in samples, as frames of another; both None: as they are.
+
+    Raises:
+        UserError: one of them is missing, or below 1.
+    """
+    if (hop_from is None) != (hop_to is None):
+        raise UserError("--hop_from and --hop_to: give both or neither")
+    for name, value in (("hop_from", hop_from), ("hop_to", hop_to)):
+        if value is not None and value < 1:
+            raise UserError(f"--{name} {value}: use 1 sample or more")
+    if hop_from is None:
+        return lengths
+    return (2 * lengths - 1) * hop_from // (2 * hop_to) + 1  # in whole half samples
+
+
 def corpus_lengths(corpus: Path, hop_length: int) -> np.ndarray:
     """Frames of every clip of a corpus in LJSpeech's layout, from the headers of wavs/*.wav."""
     paths = sorted((corpus / "wavs").glob("*.wav"))
@@ -451,20 +467,15 @@ def get_lengths(args: argparse.Namespace) -> np.ndarray:
         if value is not None and source not in reader:
             goes = " or ".join({"lengths": "LENGTHS"}.get(r, f"--{r}") for r in reader)
             raise UserError(f"--{name} {value}: goes with {goes} only; leave it out")
-        if name.startswith("hop") and value is not None and value < 1:
+        if name == "hop_length" and value is not None and value < 1:
             raise UserError(f"--{name} {value}: use 1 sample or more")
-    if (args.hop_from is None) != (args.hop_to is None):
-        raise UserError("--hop_from and --hop_to: give both or neither")
     hop_length = args.hop_length or HParams().hop_length
     if source == "corpus":
         return corpus_lengths(args.corpus, hop_length)
     if source == "filelist":
         return filelist_lengths(args.filelist, args.data_dir or "", hop_length)
     if source == "lengths":
-        lengths = read_lengths(args.lengths, args.column)
-        if args.hop_from is not None:  # in whole half samples: 2 frames - 1 halves of hop_from
-            lengths = (2 * lengths - 1) * args.hop_from // (2 * args.hop_to) + 1
-        return lengths
+        return rescale(read_lengths(args.lengths, args.column), args.hop_from, args.hop_to)
     print("no lengths given: drawing them from a distribution much like LJSpeech's")
     return ljspeech_like_lengths(13_100)
 

@@ -304,7 +304,7 @@ def measure(hparams: HParams, B: int, T_in: int, T_out: int, begun: float) -> Co
 
     ``begun`` is time.time() before the process that measures was started.
     """
-    device = choose_device(hparams.precision)
+    device = choose_device(hparams)
     model = Tacotron2(hparams).to(device)
     optimizer = torch.optim.Adam(model.parameters())
     loss_function = Tacotron2Loss(hparams.guided_attention_weight, hparams.guided_attention_sigma)

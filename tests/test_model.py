@@ -106,7 +106,8 @@ def test_dropout_of_the_carried_states(tiny):
     memory, keys = torch.randn(2, 4, 8), torch.randn(2, 4, 6)
     padding = torch.zeros(2, 4, dtype=torch.bool)
     state = model.decoder.initial_state(memory)
-    state = model.decoder.step(torch.randn(2, 8), state, memory, keys, padding)
+    masks = torch.zeros(2, 12, dtype=torch.bool), torch.zeros(2, 10, dtype=torch.bool)
+    state = model.decoder.step(torch.randn(2, 8), state, memory, keys, padding, *masks)
     assert not state.attention_hidden.any() and not state.decoder_hidden.any()
     assert state.attention_cell.any() and state.decoder_cell.any()
 

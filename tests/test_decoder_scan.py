@@ -1,0 +1,241 @@
+"""The scans equal the loop: outputs, gradients, masks, padding; or say so when they cannot."""
+
+import pytest
+import torch
+from conftest import TINY, noise_batch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import decoder_scan
+from data_utils import Batch
+from hparams import create_hparams
+from layers import draw_mask
+from loss_function import Tacotron2Loss
+from model import Output, Tacotron2
+
+NO_DROPOUT = "".join(
+    f"p_{part}_dropout=0," for part in ("encoder", "prenet", "attention", "decoder", "postnet")
+)
+FAST = ("scan", "graph")  # graph: on a CPU the same code without capture
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def lstm_inputs(T: int, B: int, D: int = 4, H: int = 6) -> tuple[Tensor, ...]:
+    return leaf(T, B, D), leaf(4 * H, D), leaf(4 * H, H), leaf(4 * H)
+
+
+def attend_inputs(T: int, B: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The differentiable ones, and the padding. Texts of 6, 4 and 2 characters, filters of 5."""
+    D, H, E, A, T_in = 4, 6, 4, 3, 6
+    padding = torch.arange(T_in) >= torch.tensor([6, 4, 2])[:B, None]
+    x, memory, keys = leaf(T, B, D), leaf(B, T_in, E), leaf(B, T_in, A)
+    weights = leaf(4 * H, D), leaf(4 * H, H + E), leaf(4 * H), leaf(A, H), leaf(A, 2, 5), leaf(A)
+    return (x, memory, keys, *weights), padding
+
+
+def attend(inputs: tuple[Tensor, ...], padding: Tensor, *options) -> tuple[Tensor, ...]:
+    return decoder_scan.attend(*inputs[:3], padding, *inputs[3:], *options)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("T", [1, decoder_scan.STEPS + 3])
+def test_gradients_are_finite_differences(T, masked, graph):
+    torch.manual_seed(0)
+    mask = torch.rand(T, 3, 6) > 0.3 if masked else None
+    assert torch.autograd.gradcheck(
+        lambda *inputs: decoder_scan.lstm(*inputs, mask, 1.4, graph), lstm_inputs(T, 3)
+    )
+    inputs, padding = attend_inputs(T, 3)
+    assert torch.autograd.gradcheck(
+        lambda *inputs: attend(inputs, padding, mask, 1.4, graph), inputs
+    )
+
+
+def test_without_a_mask_lstm_is_torchs():
+    torch.manual_seed(0)
+    theirs = torch.nn.LSTM(4, 5).double()
+    x = torch.randn(70, 3, 4, dtype=torch.float64)
+    bias = theirs.bias_ih_l0 + theirs.bias_hh_l0
+    with torch.no_grad():  # which takes more than one segment
+        ours = decoder_scan.lstm(x, theirs.weight_ih_l0, theirs.weight_hh_l0, bias)
+        torch.testing.assert_close(ours, theirs(x)[0])
+
+
+def build(overrides: str = "", dtype: torch.dtype = torch.float64) -> Tacotron2:
+    torch.manual_seed(0)
+    return Tacotron2(create_hparams(TINY + overrides)).to(dtype)
+
+
+def batch_of(text_lengths: list[int], mel_lengths: list[int], dtype: torch.dtype) -> Batch:
+    batch = noise_batch(create_hparams(TINY), text_lengths, mel_lengths)
+    return batch._replace(mel=batch.mel.to(dtype), gate=batch.gate.to(dtype))
+
+
+def run(
+    model: Tacotron2, batch: Batch, implementation: str, guided_attention_weight: float = 1.0
+) -> tuple[Output, dict[str, Tensor]]:
+    """Outputs and every parameter's gradient, with the same dropout each time."""
+    model.encoder.implementation = model.decoder.implementation = implementation
+    model.zero_grad()
+    torch.manual_seed(1)
+    output = model(batch)
+    Tacotron2Loss(guided_attention_weight)(output, batch).objective.backward()
+    return output, {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def assert_equal(model: Tacotron2, batch: Batch, implementation: str, tolerance: float) -> None:
+    expected, gradients = run(model, batch, "reference")
+    output, ours = run(model, batch, implementation)
+    for name, tensor in expected._asdict().items():
+        error = (getattr(output, name) - tensor).norm() / tensor.norm()
+        assert error < tolerance, f"{name}: {error}"
+    total = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    for name, gradient in gradients.items():
+        assert gradient.isfinite().all()
+        # A bias before batch norm has no gradient but rounding.
+        error = (ours[name] - gradient).norm() / max(gradient.norm(), 1e-3 * total)
+        assert error < tolerance, f"{name}: {error}"
+
+
+@pytest.mark.parametrize("implementation", FAST)
+@pytest.mark.parametrize("overrides", ["", NO_DROPOUT], ids=["dropout", "no dropout"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 2e-4)], ids=["fp64", "fp32"]
+)
+def test_model_equals_the_reference_on_a_padded_batch(implementation, overrides, dtype, tolerance):
+    batch = batch_of([17, 9, 5], [23, 41, 1], dtype)
+    assert_equal(build(overrides, dtype), batch, implementation, tolerance)
+
+
+@pytest.mark.parametrize("implementation", FAST)
+def test_model_equals_the_reference_over_600_frames(implementation):
+    batch = batch_of([60, 33], [600, 471], torch.float64)
+    assert_equal(build(), batch, implementation, 1e-9)
+
+
+@pytest.mark.parametrize("implementation", FAST)
+def test_model_equals_the_reference_with_peaked_attention(implementation):
+    """Weights after some training, with which attention looks at one character at a time."""
+    model, batch = build("guided_attention_sigma=0.1"), batch_of([9, 7], [30, 24], torch.float64)
+    model.encoder.implementation = model.decoder.implementation = "scan"
+    optimizer = torch.optim.Adam(model.decoder.attention_layer.parameters(), 0.05)
+    loss_function = Tacotron2Loss(10.0, 0.1)
+    for _ in range(90):
+        optimizer.zero_grad()
+        output = model(batch)
+        loss_function(output, batch).objective.backward()
+        optimizer.step()
+    assert output.alignment.amax(2).mean() > 0.75
+    assert_equal(model, batch, implementation, 1e-9)
+
+
+def test_gradients_that_arrive_at_the_alignment_alone():
+    inputs, padding = attend_inputs(11, 3)
+    _, _, weights = attend(inputs, padding)
+    alone = torch.autograd.grad(weights.square().sum(), inputs, retain_graph=True)
+    features, contexts, weights = attend(inputs, padding)
+    loss = weights.square().sum() + 0 * features.sum() + 0 * contexts.sum()
+    for ours, theirs in zip(alone, torch.autograd.grad(loss, inputs), strict=True):
+        assert ours.any()
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_without_onednn_the_results_are_the_same(monkeypatch):
+    batch = batch_of([17, 9, 5], [23, 41, 30], torch.float32)
+    model = build(dtype=torch.float32)
+    assert decoder_scan._has_onednn() == torch.backends.mkldnn.is_available()
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert not decoder_scan._has_onednn()
+    assert_equal(model, batch, "scan", 2e-4)
+
+
+def test_whole_states_are_dropped_as_they_are_carried_on():
+    inputs = lstm_inputs(6, 2)
+    mask = torch.ones(6, 2, 6, dtype=torch.bool)
+    mask[2, 0] = False
+    hidden = decoder_scan.lstm(*inputs, mask)
+    assert not hidden[2, 0].any() and hidden[2, 1].any()
+    undropped = decoder_scan.lstm(*inputs)
+    torch.testing.assert_close(hidden[:, 1], undropped[:, 1])
+    assert (hidden[3, 0] != undropped[3, 0]).all()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the most elements that any operator's result has."""
+
+    n = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple) else (result,):
+            if isinstance(tensor, Tensor):
+                self.n = max(self.n, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return result
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_without_gradients_nothing_is_kept_for_backward(graph):
+    T = 4 * decoder_scan.SEGMENT
+    with torch.no_grad():
+        inputs, attention = lstm_inputs(T, 3), attend_inputs(T, 3)
+        with LargestTensor() as largest:
+            decoder_scan.lstm(*inputs, None, 1.0, graph)
+            attend(*attention, None, 1.0, graph)
+    B, T_in = (decoder_scan.B_MULTIPLE, decoder_scan.T_IN_MULTIPLE) if graph else (3, 6)
+    assert largest.n <= (T + 1) * B * 2 * (T_in + 4)  # the attention weights
+    assert graph or largest.n < T * B * 24  # the gates
+
+
+def test_a_second_backward_is_right_or_refused():
+    """The gradients are made over the saved gates: never silently from spoilt ones."""
+    inputs, padding = attend_inputs(11, 3)
+
+    def loss() -> Tensor:
+        features, contexts, weights = attend(inputs, padding)
+        hidden = decoder_scan.lstm(features, *lstm_weights)
+        return hidden.square().sum() + contexts.sum() + weights.square().sum()
+
+    lstm_weights = leaf(24, 10), leaf(24, 6), leaf(24)
+    value = loss()
+    first = torch.autograd.grad(value, inputs, retain_graph=True)
+    second = torch.autograd.grad(value, inputs)
+    for ours, theirs in zip(first, second, strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(value, inputs)
+
+
+def test_second_derivatives_are_refused():
+    inputs = lstm_inputs(3, 2)
+    (gradient,) = torch.autograd.grad(
+        decoder_scan.lstm(*inputs).square().sum(), inputs[0], create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_graphs_are_shared_by_like_shapes_and_bounded():
+    decoder_scan._graph.cache_clear()
+    for T, B in ((5, 1), (9, 3), (30, 8)):
+        decoder_scan.lstm(*lstm_inputs(T, B), None, 1.0, True).sum().backward()
+    info = decoder_scan._graph.cache_info()
+    assert info.misses == 2 and info.hits == 4 and info.maxsize == decoder_scan.MAX_GRAPHS
+    decoder_scan.lstm(*lstm_inputs(5, 9), None, 1.0, True)
+    assert decoder_scan._graph.cache_info().misses == 3
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.999999])
+def test_a_mask_drops_the_share_it_should(p):
+    torch.manual_seed(0)
+    mask = draw_mask(p, (101, 1000), torch.device("cpu"))
+    assert mask.shape == (101, 1000) and mask.dtype is torch.bool
+    dropped = 1 - mask.double().mean().item()
+    assert abs(dropped - p) <= 5 * (p * (1 - p) / mask.numel()) ** 0.5
+    # Neither neighbours nor rows repeat each other.
+    if p == 0.5:
+        for a, b in ((mask[:, :-1], mask[:, 1:]), (mask[:, ::2], mask[:, 1::2])):
+            assert abs((a == b).double().mean().item() - 0.5) < 0.01
