@@ -33,6 +33,7 @@ STEPS = 8  # done together: whose derivatives are prepared at once, and in one C
 SEGMENT = 64  # steps whose gates exist together when nothing is kept for backward
 B_MULTIPLE, T_IN_MULTIPLE = 8, 32  # what CUDA graphs round shapes up to, so that few are needed
 MAX_GRAPHS = 64
+FEW_ROWS = 256
 
 
 def lstm(
@@ -458,7 +459,7 @@ def _add_windows(d_windows: Tensor, margin: int) -> Tensor:
     """The adjoint of :func:`_windows`: (B, T_in, 2W) to (B, 2, T_in)."""
     B, T_in, _ = d_windows.shape
     W = 2 * margin + 1
-    padded = torch.nn.functional.pad(d_windows, (0, 0, margin, margin))
+    padded = F.pad(d_windows, (0, 0, margin, margin))
     # Character n was seen by window n + margin - w at place w: along a diagonal.
     strides = (padded.stride(0), W, 2 * W, 2 * W - 1)
     return padded.as_strided((B, 2, T_in, W), strides, W - 1).sum(3)
@@ -478,7 +479,10 @@ def multiplier(weight: Tensor, rows: int) -> Callable[..., Tensor]:
         ops = torch.ops.mkldnn
         packed = ops._reorder_linear_weight(weight.contiguous(), rows)
         return lambda x, bias=None: ops._linear_pointwise(x, packed, bias, "none", [], "")
-    return lambda x, bias=None: torch.nn.functional.linear(x, weight, bias)
+    if weight.is_cuda or rows > FEW_ROWS:
+        return lambda x, bias=None: F.linear(x, weight, bias)
+    weight = weight.contiguous()  # transposed all round, a product of few rows takes less time
+    return lambda x, bias=None: (weight @ x.t()).t() if x.dim() == 2 else F.linear(x, weight, bias)
 
 
 def _has_onednn() -> bool:

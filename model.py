@@ -229,13 +229,13 @@ class Decoder(nn.Module):
             context,
         )
 
-    def project(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., D_decoder_rnn + D_encoder) -> mel frames (..., n_mels), gate logits (...)."""
+    def project(self, hidden: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., D_decoder_rnn), (..., D_encoder) -> mel frames (..., n_mels), gate logits (...)."""
         layers = self.linear_projection.linear_layer, self.gate_layer.linear_layer
-        weight, bias = (
-            torch.cat([getattr(layer, name) for layer in layers]) for name in ("weight", "bias")
-        )
-        output = F.linear(features, weight, bias)  # (..., n_mels + 1): both in one product
+        weight = torch.cat([layer.weight for layer in layers])  # (n_mels + 1, ...): one product
+        bias = torch.cat([layer.bias for layer in layers])
+        of_hidden, of_context = weight.split([hidden.size(-1), context.size(-1)], 1)
+        output = F.linear(hidden, of_hidden, bias) + F.linear(context, of_context)
         return output[..., :-1], output[..., -1]
 
     def forward(
@@ -265,8 +265,8 @@ class Decoder(nn.Module):
                 self.p_decoder_dropout, (T, B, self.decoder_rnn_dim), frames.device
             )
         run = self._loop if self.implementation == "reference" else self._scan
-        features, alignment = run(frames, memory, keys, padding, attention_mask, decoder_mask)
-        mel, gate = self.project(features)  # (T_out, B, n_mels), (T_out, B)
+        *features, alignment = run(frames, memory, keys, padding, attention_mask, decoder_mask)
+        mel, gate = self.project(*features)  # (T_out, B, n_mels), (T_out, B)
         return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
 
     def _loop(
@@ -277,16 +277,16 @@ class Decoder(nn.Module):
         padding: Tensor,
         attention_mask: Tensor | None,
         decoder_mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Step by step; (T_out, B, D_decoder_rnn + D_encoder), alignment (T_out, B, T_in)."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Step by step: hidden states (T_out, B, D_decoder_rnn), contexts (T_out, B, D_encoder)
+        and alignment (T_out, B, T_in)."""
         state = self.initial_state(memory)
-        features, alignment = [], []
+        states = []
         for t, frame in enumerate(frames):
             masks = (mask if mask is None else mask[t] for mask in (attention_mask, decoder_mask))
             state = self.step(frame, state, memory, keys, padding, *masks)
-            features.append(torch.cat((state.decoder_hidden, state.context), 1))
-            alignment.append(state.weights)
-        return torch.stack(features), torch.stack(alignment)
+            states.append((state.decoder_hidden, state.context, state.weights))
+        return tuple(torch.stack(each) for each in zip(*states, strict=True))
 
     def _scan(
         self,
@@ -296,7 +296,7 @@ class Decoder(nn.Module):
         padding: Tensor,
         attention_mask: Tensor | None,
         decoder_mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The same by decoder_scan: nothing after the attention feeds back into it."""
         rnn, layer = self.attention_rnn, self.attention_layer
         of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
@@ -327,7 +327,7 @@ class Decoder(nn.Module):
             1 / (1 - self.p_decoder_dropout),
             graph=self.implementation == "graph",
         )
-        return torch.cat((hidden, context), 2), alignment
+        return hidden, context, alignment
 
 
 class Postnet(nn.Module):
@@ -424,7 +424,7 @@ class Tacotron2(nn.Module):
         frames, gates, alignment = [], [], []
         for t in range(self.max_decoder_steps):
             state = self.decoder.step(self.decoder.prenet(frame), state, memory, keys, padding)
-            frame, gate = self.decoder.project(torch.cat((state.decoder_hidden, state.context), 1))
+            frame, gate = self.decoder.project(state.decoder_hidden, state.context)
             frames.append(frame)
             gates.append(gate)
             alignment.append(state.weights)

@@ -118,12 +118,13 @@ def build(implementation: str, hparams: HParams, device: torch.device) -> Tacotr
 
 
 def worker(
-    connection: Connection, implementation: str, overrides: str, threads: int, memory: int
+    connection: Connection, implementation: str, args: argparse.Namespace, memory: int
 ) -> None:
     """Does the steps it is asked for: a shape comes, its times and the peak memory go."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(args.threads)
+    torch.backends.mkldnn.enabled = not args.no_onednn
     decoder = "reference" if implementation == "nvidia" else implementation
-    hparams = create_hparams(f"decoder={decoder},{overrides}")
+    hparams = create_hparams(f"decoder={decoder},{args.hparams}")
     if torch.cuda.is_available():
         device = choose_device(hparams)
     else:
@@ -201,7 +202,7 @@ class Worker:
         memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 9 // 10
         self.process = context.Process(
             target=worker,
-            args=(theirs, implementation, args.hparams, args.threads, memory),
+            args=(theirs, implementation, args, memory),
             daemon=True,
         )
         self.process.start()
@@ -388,6 +389,7 @@ def parse_args() -> argparse.Namespace:
     add("--rounds", type=int, default=20 if cuda else 3, help="steps of each (%(default)s)")
     add("--warmup", type=int, default=3 if cuda else 1, help="and before them (%(default)s)")
     add("--threads", type=int, default=torch.get_num_threads(), help="on a CPU (%(default)s)")
+    add("--no_onednn", action="store_true", help="switch oneDNN off, for all of them")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="of the model")
     add("--json", type=Path, metavar="FILE", help="write the numbers")
     epoch = parser.add_argument_group("epochs")
