@@ -24,11 +24,10 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from plot_batching import ljspeech_like_lengths
-
 from data_utils import Clip, MelDataset, load_clips, make_loader, open_mels, training_sampler
 from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from layers import MelSpectrogram
+from scripts.plot_batching import ljspeech_like_lengths
 
 
 def make_clips(folder: Path, n: int) -> Path:

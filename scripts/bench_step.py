@@ -38,14 +38,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from plot_batching import read_lengths, rescale
-
 import model as model_module
 from batching import plan_batches
 from data_utils import Batch, collate
 from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from loss_function import Tacotron2Loss
 from model import Decoder, Tacotron2
+from scripts.plot_batching import read_lengths, rescale
 from train import choose_device, synchronize
 
 IMPLEMENTATIONS = ("nvidia", "reference", "scan", "graph")
@@ -409,6 +408,12 @@ def parse_args() -> argparse.Namespace:
                 raise UserError(f"--{name} {value}: use 1 or more")
     if args.warmup < 0:
         raise UserError(f"--warmup {args.warmup}: use 0 or more")
+    if not args.epoch:
+        for name in ("frames_column", "hop_from", "hop_to", "train_size", "batches"):
+            if (value := getattr(args, name)) is not None:
+                raise UserError(f"--{name} {value}: goes with --epoch; leave it out")
+    if args.json and not args.json.parent.is_dir():
+        raise UserError(f"--json {args.json}: {args.json.parent}: no such folder; make it first")
     create_hparams(args.hparams)
     return args
 

@@ -17,7 +17,9 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 if not os.environ.get("CI"):
     hypothesis.settings.load_profile("untimed")
 
+# DECODER=reference bash scripts/test.sh runs every test with another decoder.
 TINY = (
+    f"decoder={os.environ.get('DECODER', 'scan')},"
     "symbols_embedding_dim=8,encoder_embedding_dim=8,prenet_dim=8,attention_rnn_dim=12,"
     "attention_dim=6,attention_location_n_filters=4,attention_location_kernel_size=5,"
     "decoder_rnn_dim=10,postnet_embedding_dim=8,n_mel_channels=10,num_workers=0,"

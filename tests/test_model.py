@@ -11,6 +11,7 @@ from model import Tacotron2
 NO_DROPOUT = ",".join(
     f"p_{part}_dropout=0" for part in ("encoder", "prenet", "attention", "decoder", "postnet")
 )
+DECODERS = ("reference", "scan", "graph")
 # The state dict of NVIDIA's published checkpoint.
 NVIDIA = {"embedding.weight": (148, 512)}
 for room, n, dims in (("encoder", 3, [512] * 4), ("postnet", 5, [80, 512, 512, 512, 512, 80])):
@@ -100,16 +101,17 @@ def test_the_first_frame_is_made_from_zeros(tiny):
     torch.testing.assert_close(teacher, free)
 
 
-def test_dropout_of_the_carried_states(tiny):
-    """Whole steps are dropped: with p near 1 every state that is carried on is 0."""
-    model = build("p_attention_dropout=0.999999,p_decoder_dropout=0.999999")
-    memory, keys = torch.randn(2, 4, 8), torch.randn(2, 4, 6)
-    padding = torch.zeros(2, 4, dtype=torch.bool)
-    state = model.decoder.initial_state(memory)
-    masks = torch.zeros(2, 12, dtype=torch.bool), torch.zeros(2, 10, dtype=torch.bool)
-    state = model.decoder.step(torch.randn(2, 8), state, memory, keys, padding, *masks)
-    assert not state.attention_hidden.any() and not state.decoder_hidden.any()
-    assert state.attention_cell.any() and state.decoder_cell.any()
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_dropout_of_the_carried_states(tiny, decoder):
+    """Whole steps are dropped: with p near 1 nothing of the LSTMs is left but the context."""
+    overrides = f",p_attention_dropout=0.999999,p_decoder_dropout=0.999999,decoder={decoder}"
+    decoder = Tacotron2(create_hparams(TINY.partition(",")[2] + overrides)).decoder
+    memory, padding = torch.randn(2, 4, 8), torch.zeros(2, 4, dtype=torch.bool)
+    mel, gate, alignment = decoder(memory, torch.randn(2, 10, 6), padding)
+    hidden = torch.zeros(2, 6, 10)
+    expected, expected_gate = decoder.project(hidden, alignment @ memory)
+    torch.testing.assert_close(mel, expected.transpose(1, 2))
+    torch.testing.assert_close(gate, expected_gate)
 
 
 def test_only_the_prenet_is_random_in_validation(tiny):
@@ -120,13 +122,15 @@ def test_only_the_prenet_is_random_in_validation(tiny):
     assert torch.equal(model(batch).mel, model(batch).mel)
 
 
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(
     "name",
     ["postnet.convolutions.0.0.conv.weight", "decoder.attention_rnn.weight_hh", "embedding.weight"],
 )
-def test_gradients_on_a_padded_batch_are_finite_differences(tiny, name):
+def test_gradients_on_a_padded_batch_are_finite_differences(tiny, name, decoder):
     """The first postnet convolution is where a mask written in place makes them wrong."""
     model, loss_function = build(NO_DROPOUT).double(), Tacotron2Loss()
+    model.encoder.implementation = model.decoder.implementation = decoder
     batch = noise_batch(tiny, [7, 5, 3], [9, 12, 4])
     batch = batch._replace(mel=batch.mel.double(), gate=batch.gate.double())
     weight = model.get_parameter(name)

@@ -1,5 +1,6 @@
-"""Scripts that work on what train.py left behind."""
+"""Scripts that work on what train.py left behind, and those that time the training."""
 
+import json
 import sys
 
 import numpy as np
@@ -11,7 +12,8 @@ import train
 from checkpoint import load_checkpoint, save_checkpoint
 from hparams import HParams, UserError
 from model import Tacotron2
-from scripts import compare_runs, synthesize
+from scripts import bench_data, bench_step, compare_runs, synthesize
+from tests.conftest import TINY
 
 
 @pytest.fixture
@@ -89,3 +91,93 @@ def test_settings_of_another_version_are_named(run, monkeypatch):
     save_checkpoint(run / "old.pt", {**state, "hparams": {"gone": 1}})
     with pytest.raises(UserError, match=r"old\.pt: no settings of this version in it .*'gone'"):
         call(synthesize.main, monkeypatch, "fine", "-c", run / "old.pt")
+
+
+SMALL = TINY.partition(",")[2]  # bench_step.py chooses the decoder
+
+
+def test_bench_step_times_each_implementation(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "bench.json"
+    options = [
+        "--batch_sizes",
+        "2",
+        "--frames",
+        "8",
+        "12",
+        "--rounds",
+        "1",
+        "--implementations",
+        "nvidia",
+        "scan",
+    ]
+    call(bench_step.main, monkeypatch, *options, "--hparams", SMALL, "--json", path)
+    printed = capsys.readouterr().out
+    assert printed.count("| nvidia |") == printed.count("| scan |") == 2
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["frames"] for row in rows] == [8, 12]
+    for row in rows:
+        for result in row["results"].values():
+            assert result["forward"] > 0 and result["backward"] > 0 and result["peak_gib"] > 0
+            assert result["step"] >= result["fastest"]
+
+
+def test_bench_step_walks_an_epoch(tmp_path, monkeypatch, capsys):
+    lengths = tmp_path / "lengths.csv"
+    clips = [f"{i},{5 + i % 30},{2 + i % 7}\n" for i in range(64)]
+    lengths.write_text("".join(["id,frames,characters\n", *clips]))
+    options = ("--epoch", lengths, "--frames_column", "frames", "--batches", "2")
+    options += ("--implementations", "scan", "--hparams", SMALL, "--json", tmp_path / "bench.json")
+    call(bench_step.main, monkeypatch, *options)
+    assert "RAND: 4 batches" in capsys.readouterr().out
+    rand, efficient = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert (rand["batching"], efficient["batching"]) == ("RAND", "SSB-DBS-BR")
+    for row in (rand, efficient):
+        assert row["seconds"] > 0 and row["batches_timed"] == 2
+        assert 0 < row["share_of_padded_frames_timed"] < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--rounds 0", "--rounds 0: use 1 or more"),
+        ("--batch_sizes 2 0", "--batch_sizes 0: use 1 or more"),
+        ("--hparams n=1", "unknown setting 'n'"),
+        ("--epoch nowhere.csv", "nowhere.csv: cannot be read"),
+        ("--implementations fast", "invalid choice: 'fast'"),
+        ("--json nowhere/x.json", "nowhere: no such folder"),
+        ("--batches 3", "--batches 3: goes with --epoch"),
+    ],
+)
+def test_bench_step_names_what_is_wrong(monkeypatch, options, message):
+    with pytest.raises(UserError, match=message):
+        call(bench_step.main, monkeypatch, *options.split())
+
+
+def test_bench_data_times_every_part(monkeypatch, capsys):
+    options = [
+        "--clips",
+        "20",
+        "--repeats",
+        "1",
+        "--workers",
+        "0",
+        "--frames_per_second",
+        "1000000",
+    ]
+    call(bench_data.main, monkeypatch, *options)
+    printed = capsys.readouterr().out
+    assert "clips/s" in printed
+    assert printed.count("| cached | 0 |") == printed.count("| computed | 0 |") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--corpus nowhere", "nowhere/metadata.csv: No such file"),
+        ("--clips 0", "--clips 0: use 1 or more"),
+        ("--workers -1", "--workers -1: use 0 or more"),
+    ],
+)
+def test_bench_data_names_what_is_wrong(monkeypatch, options, message):
+    with pytest.raises(UserError, match=message):
+        call(bench_data.main, monkeypatch, *options.split())

@@ -260,6 +260,25 @@ def test_bad_options_are_named(tmp_path, settings, monkeypatch, options, message
         run(monkeypatch, tmp_path / "run", settings, *options)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_graphs_without_a_gpu_are_refused():
+    message = "setting decoder=graph: needs an NVIDIA GPU, and none is here; use scan"
+    with pytest.raises(UserError, match=message):
+        train.choose_device(create_hparams("decoder=graph"))
+
+
+def test_the_decoder_may_change_when_a_run_is_resumed(tmp_path, settings, monkeypatch):
+    """And the losses are those of the other decoder, to rounding."""
+    other = "reference" if settings.startswith("decoder=scan") else "scan"
+    losses = []
+    for name in ("same", "other"):
+        run(monkeypatch, tmp_path / name, settings + "epochs=1")
+        change = f"decoder={other}," if name == "other" else ""
+        records = run(monkeypatch, tmp_path / name, change + "epochs=2", "--resume")
+        losses.append([record["loss"] for record in events(records, "step")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
 def test_an_output_folder_that_cannot_be_written_is_named(tmp_path, settings, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/run: cannot be written .*; give another folder"):
