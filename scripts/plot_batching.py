@@ -92,11 +92,11 @@ def rescale(lengths: np.ndarray, hop_from: int | None, hop_to: int | None) -> np
     Raises:
         UserError: one of them is missing, or below 1.
     """
-    if (hop_from is None) != (hop_to is None):
-        raise UserError("--hop_from and --hop_to: give both or neither")
     for name, value in (("hop_from", hop_from), ("hop_to", hop_to)):
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: use 1 sample or more")
+    if (hop_from is None) != (hop_to is None):
+        raise UserError("--hop_from and --hop_to: give both or neither")
     if hop_from is None:
         return lengths
     return (2 * lengths - 1) * hop_from // (2 * hop_to) + 1  # in whole half samples
