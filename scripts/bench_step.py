@@ -41,11 +41,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import model as model_module
 from batching import plan_batches
 from data_utils import Batch, collate
+from device import choose_device, peak_memory, synchronize
 from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from loss_function import Tacotron2Loss
 from model import Decoder, Tacotron2
 from scripts.plot_batching import read_lengths, rescale
-from train import choose_device, synchronize
 
 IMPLEMENTATIONS = ("nvidia", "reference", "scan", "graph")
 BATCHING = {"RAND": False, "SSB-DBS-BR": True}  # and whether it is dynamic and randomised
@@ -184,14 +184,6 @@ def noise(shape: Shape, hparams: HParams) -> Batch:
     )
 
 
-def peak_memory(device: torch.device) -> int:
-    """Bytes: of tensors on a GPU, of the process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
 class Worker:
     """One implementation in its process."""
 
@@ -208,8 +200,8 @@ class Worker:
         theirs.close()
         self.connection.recv()
 
-    def step(self, shape: Shape, with_optimizer: bool = False) -> tuple[Times, int] | None:
-        """Times and the peak memory so far in bytes; None if it does not fit."""
+    def step(self, shape: Shape, with_optimizer: bool = False) -> tuple[Times, float] | None:
+        """Times and the peak memory so far in GiB; None if it does not fit."""
         try:
             self.connection.send((shape, with_optimizer))
             return self.connection.recv()
@@ -231,7 +223,7 @@ def bench_shape(shape: Shape, args: argparse.Namespace) -> dict[str, dict[str, f
     """Medians per implementation, in turns; None for one that runs out of memory."""
     workers = {name: Worker(name, args) for name in args.implementations}
     times = {name: [] for name in workers}
-    peaks = dict.fromkeys(workers, 0)
+    peaks = dict.fromkeys(workers, 0.0)
     for round in range(-args.warmup, args.rounds):
         for name in workers:
             if times[name] is None:
@@ -252,7 +244,7 @@ def bench_shape(shape: Shape, args: argparse.Namespace) -> dict[str, dict[str, f
             "backward": statistics.median(t.backward for t in done),
             "step": statistics.median(t.step for t in done),
             "fastest": min(t.step for t in done),
-            "peak_gib": peaks[name] / 2**30,
+            "peak_gib": peaks[name],
         }
         for name, done in times.items()
     }
@@ -334,7 +326,7 @@ def bench_epochs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             f"{max(padded(s) * max(s.characters) for s in shapes) / 1e6:.2f} million cells of an "
             f"alignment in a batch; {len(chosen[name]):,} batches timed"
         )
-    peaks = dict.fromkeys(walks, 0)
+    peaks = dict.fromkeys(walks, 0.0)
     for walk in walks:  # what is allocated or compiled once is not an epoch's
         workers[walk].step(chosen[walk[1]][0], with_optimizer=True)
     for i in range(max(map(len, chosen.values()))):
@@ -355,15 +347,16 @@ def bench_epochs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         share = sum(map(padded, chosen[batching])) / sum(map(padded, all_shapes[batching]))
         epoch = sum(seconds[walk]) / share
         base = base or epoch
-        peak = peaks[walk] / 2**30
-        print(f"| {name} | {batching} | {epoch:,.0f} | {base / epoch:.2f}x | {peak:.2f} GiB |")
+        print(
+            f"| {name} | {batching} | {epoch:,.0f} | {base / epoch:.2f}x | {peaks[walk]:.2f} GiB |"
+        )
         yield {
             "implementation": name,
             "batching": batching,
             "seconds": epoch,
             "batches_timed": len(chosen[batching]),
             "share_of_padded_frames_timed": share,
-            "peak_gib": peak,
+            "peak_gib": peaks[walk],
         }
 
 

@@ -38,6 +38,7 @@ import data_utils
 from batching import batch_statistics, plan_batches, solve_randomness
 from checkpoint import load_checkpoint, make_folder
 from data_utils import Clip, collate, load_clips
+from device import choose_device, synchronize
 from hparams import (
     ArgumentParser,
     HParams,
@@ -52,7 +53,6 @@ from scripts.paper import EXPERIMENTS, PARAMETERS, experiment_name, experiment_s
 from scripts.plot_batching import EXAMPLE_CLIPS
 from scripts.prepare_ljspeech import read_corpus, split, write_filelist
 from scripts.tables import CHOICE, difference, load_settings
-from train import choose_device, synchronize
 
 LJSPEECH = Path("data/LJSpeech-1.1")
 LJSPEECH_CLIPS = 13_100

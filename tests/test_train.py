@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import train
 from checkpoint import load_checkpoint, save_checkpoint
 from data_utils import MelDataset, load_clips, make_loader, open_mels, validation_batches
+from device import choose_device
 from hparams import UserError, create_hparams
 from logger import alignment_scores
 from loss_function import Tacotron2Loss
@@ -264,7 +265,7 @@ def test_bad_options_are_named(tmp_path, settings, monkeypatch, options, message
 def test_graphs_without_a_gpu_are_refused():
     message = "setting decoder=graph: needs an NVIDIA GPU, and none is here; use scan"
     with pytest.raises(UserError, match=message):
-        train.choose_device(create_hparams("decoder=graph"))
+        choose_device(create_hparams("decoder=graph"))
 
 
 def test_the_decoder_may_change_when_a_run_is_resumed(tmp_path, settings, monkeypatch):

@@ -1,0 +1,50 @@
+"""The GPU or the CPU that trains: which it is, its precision, its memory."""
+
+import ctypes
+import os
+import platform
+import resource
+import sys
+
+import torch
+
+from hparams import HParams, UserError
+
+
+def choose_device(hparams: HParams) -> torch.device:
+    """The GPU if there is one, set to ``precision``."""
+    # TF32 rounds inputs to 10 bits; cuDNN's would be on by default.
+    torch.backends.cuda.matmul.allow_tf32 = hparams.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = hparams.precision == "tf32"
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if hparams.decoder == "graph":
+        raise UserError("setting decoder=graph: needs an NVIDIA GPU, and none is here; use scan")
+    keep_memory()
+    return torch.device("cpu")
+
+
+def keep_memory() -> None:
+    """Let a CPU's freed memory serve the next step, as PyTorch's allocator does on a GPU.
+
+    Otherwise glibc returns large blocks, and every step gets them anew page by page.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # larger pages: read at the first tensor
+    if platform.libc_ver()[0] == "glibc":
+        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(M_MMAP_MAX, 0)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_memory(device: torch.device) -> float:
+    """GiB: on a GPU since the epoch began, on a CPU of the process since it began."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
