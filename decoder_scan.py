@@ -31,9 +31,9 @@ from torch.autograd.function import once_differentiable
 
 STEPS = 8  # done together: whose derivatives are prepared at once, and in one CUDA graph
 SEGMENT = 64  # steps whose gates exist together when nothing is kept for backward
+FEW_ROWS = 256  # up to which a plain product on a CPU is faster transposed
 B_MULTIPLE, T_IN_MULTIPLE = 8, 32  # what CUDA graphs round shapes up to, so that few are needed
-MAX_GRAPHS = 64
-FEW_ROWS = 256
+MAX_GRAPHS = 128  # LJSpeech in batches of dynamic size needs some 65
 
 
 def lstm(
@@ -482,7 +482,13 @@ def multiplier(weight: Tensor, rows: int) -> Callable[..., Tensor]:
     if weight.is_cuda or rows > FEW_ROWS:
         return lambda x, bias=None: F.linear(x, weight, bias)
     weight = weight.contiguous()  # transposed all round, a product of few rows takes less time
-    return lambda x, bias=None: (weight @ x.t()).t() if x.dim() == 2 else F.linear(x, weight, bias)
+
+    def multiply(x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if bias is None and x.dim() == 2:
+            return (weight @ x.t()).t()
+        return F.linear(x, weight, bias)
+
+    return multiply
 
 
 def _has_onednn() -> bool:
@@ -598,7 +604,10 @@ class _Graph:
         n_written: int,
         *specs: tuple | None,
     ) -> None:
-        buffers = [spec and torch.zeros(spec[0], dtype=spec[1], device=spec[2]) for spec in specs]
+        with torch.inference_mode(False):  # or training could not write to them
+            buffers = [
+                spec and torch.zeros(spec[0], dtype=spec[1], device=spec[2]) for spec in specs
+            ]
         self.prepare, self.options, self.n_written = prepare, options, n_written
         self.constants, self.tensors = buffers[:n_constants], buffers[n_constants:]
         self.graph = self._capture() if buffers[0].is_cuda else None

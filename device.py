@@ -20,20 +20,22 @@ def choose_device(hparams: HParams) -> torch.device:
         return torch.device("cuda")
     if hparams.decoder == "graph":
         raise UserError("setting decoder=graph: needs an NVIDIA GPU, and none is here; use scan")
-    keep_memory()
     return torch.device("cpu")
 
 
 def keep_memory() -> None:
     """Let a CPU's freed memory serve the next step, as PyTorch's allocator does on a GPU.
 
-    Otherwise glibc returns large blocks, and every step gets them anew page by page.
+    Otherwise glibc returns large blocks, and every step gets them anew page by page. To be
+    called before there is any tensor.
     """
+    if torch.cuda.is_available():
+        return
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # larger pages: read at the first tensor
     if platform.libc_ver()[0] == "glibc":
         M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(M_TRIM_THRESHOLD, -1)  # never trim
         libc.mallopt(M_MMAP_MAX, 0)
 
 

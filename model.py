@@ -135,7 +135,7 @@ class Encoder(nn.Module):
         for convolution in self.convolutions:
             x = dropout(F.relu(convolution(x)), self.p_dropout, self.training)
         x = x.transpose(1, 2)  # (B, T_in, D_encoder)
-        if self.implementation != "reference" and not x.is_cuda:  # where cuDNN's is the fastest
+        if self.implementation != "reference" and not x.is_cuda:  # on a GPU cuDNN's is faster
             return self._scan(x, lengths)
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True)
         memory, _ = pad_packed_sequence(
@@ -256,14 +256,13 @@ class Decoder(nn.Module):
         keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
         # Drawn beforehand, so that every implementation drops the same.
         T, B, _ = frames.shape
-        attention_mask = decoder_mask = None
-        if self.training:
-            attention_mask = draw_mask(
-                self.p_attention_dropout, (T, B, self.attention_rnn_dim), frames.device
+        attention_mask, decoder_mask = (
+            draw_mask(p, (T, B, size), frames.device) if self.training and p else None
+            for p, size in (
+                (self.p_attention_dropout, self.attention_rnn_dim),
+                (self.p_decoder_dropout, self.decoder_rnn_dim),
             )
-            decoder_mask = draw_mask(
-                self.p_decoder_dropout, (T, B, self.decoder_rnn_dim), frames.device
-            )
+        )
         run = self._loop if self.implementation == "reference" else self._scan
         *features, alignment = run(frames, memory, keys, padding, attention_mask, decoder_mask)
         mel, gate = self.project(*features)  # (T_out, B, n_mels), (T_out, B)

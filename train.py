@@ -29,7 +29,7 @@ from checkpoint import (
     saved_hparams,
 )
 from data_utils import Batch, MelDataset, load_clips, make_loader, open_mels, progress
-from device import choose_device, peak_memory, synchronize
+from device import choose_device, keep_memory, peak_memory, synchronize
 from hparams import (
     PRESETS,
     ArgumentParser,
@@ -79,6 +79,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
+    keep_memory()
     args = parse_args()
     last, best = args.output_dir / "checkpoint_last.pt", args.output_dir / "checkpoint_best.pt"
     if last.exists() and not args.resume:

@@ -24,7 +24,15 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data_utils import Clip, MelDataset, load_clips, make_loader, open_mels, training_sampler
+from data_utils import (
+    Clip,
+    MelDataset,
+    collate,
+    load_clips,
+    make_loader,
+    open_mels,
+    training_sampler,
+)
 from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from layers import MelSpectrogram
 from scripts.plot_batching import ljspeech_like_lengths
@@ -79,6 +87,10 @@ def bench_mels(clips: list[Clip], hparams: HParams, repeats: int) -> None:
     print(
         f"mel cache, all cores: {len(clips) / took:,.0f} clips/s ({len(clips):,} in {took:.1f} s)"
     )
+    dataset = MelDataset(clips, open_mels(clips, hparams))
+    items = [dataset[i] for i in range(hparams.batch_size)]
+    took = seconds(lambda: collate(items), 10 * repeats)
+    print(f"collate: {took * 1e3:.2f} ms for {len(items)} clips")
 
 
 def loader_of(clips: list[Clip], hparams: HParams, workers: int, cached: bool) -> DataLoader:
@@ -117,6 +129,8 @@ def parse_args() -> argparse.Namespace:
         for value in given if isinstance(given, list) else [given]:
             if value < 1:
                 raise UserError(f"--{name} {value}: use 1 or more")
+    if args.clips < HParams().batch_size:
+        raise UserError(f"--clips {args.clips}: use {HParams().batch_size} or more, for a batch")
     if min(args.workers) < 0:
         raise UserError(f"--workers {min(args.workers)}: use 0 or more")
     return args

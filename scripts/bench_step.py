@@ -23,6 +23,7 @@ import multiprocessing
 import os
 import platform
 import resource
+import signal
 import statistics
 import sys
 import time
@@ -41,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import model as model_module
 from batching import plan_batches
 from data_utils import Batch, collate
-from device import choose_device, peak_memory, synchronize
+from device import choose_device, keep_memory, peak_memory, synchronize
 from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from loss_function import Tacotron2Loss
 from model import Decoder, Tacotron2
@@ -120,31 +121,31 @@ def worker(
     connection: Connection, implementation: str, args: argparse.Namespace, memory: int
 ) -> None:
     """Does the steps it is asked for: a shape comes, its times and the peak memory go."""
+    if implementation != "nvidia":
+        keep_memory()
     torch.set_num_threads(args.threads)
     torch.backends.mkldnn.enabled = not args.no_onednn
     decoder = "reference" if implementation == "nvidia" else implementation
     hparams = create_hparams(f"decoder={decoder},{args.hparams}")
-    if torch.cuda.is_available():
-        device = choose_device(hparams)
-    else:
+    device = choose_device(hparams)
+    if device.type == "cpu" and memory:
         # Better an error of its own than the end of some other process.
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        device = torch.device("cpu") if implementation == "nvidia" else choose_device(hparams)
     model, loss_function = build(implementation, hparams, device), Tacotron2Loss()
     optimizer = torch.optim.Adam(model.parameters(), hparams.learning_rate)
     base = peak_memory(device)
     connection.send("ready")
-    while (job := connection.recv()) is not None:
-        shape, with_optimizer = job
+    while True:
+        shape, with_optimizer = connection.recv()
         try:
             batch = noise(shape, hparams).to(device)
-            times = step(
-                model, loss_function, batch, optimizer if with_optimizer else None, hparams
-            )
+            stepper = optimizer if with_optimizer else None
+            times = step(model, loss_function, batch, stepper, hparams)
         except (RuntimeError, MemoryError) as error:
-            if "memory" not in str(error).lower():
-                raise
-            connection.send(None)
+            if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+                connection.send(f"{implementation}: {error}".splitlines()[0])
+            else:
+                connection.send(None)
             continue
         connection.send((times, peak_memory(device) - base))
 
@@ -190,12 +191,11 @@ class Worker:
     def __init__(self, implementation: str, args: argparse.Namespace) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 9 // 10
-        self.process = context.Process(
-            target=worker,
-            args=(theirs, implementation, args, memory),
-            daemon=True,
-        )
+        memory = 0
+        if "SC_AVPHYS_PAGES" in os.sysconf_names:
+            memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 9 // 10
+        arguments = (theirs, implementation, args, memory)
+        self.process = context.Process(target=worker, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
         self.connection.recv()
@@ -204,14 +204,17 @@ class Worker:
         """Times and the peak memory so far in GiB; None if it does not fit."""
         try:
             self.connection.send((shape, with_optimizer))
-            return self.connection.recv()
+            result = self.connection.recv()
         except (EOFError, OSError):
+            self.process.join()
+            if self.process.exitcode != -signal.SIGKILL:  # what the system does for want of memory
+                raise UserError(f"a worker ended with {self.process.exitcode}, see above") from None
             return None
+        if isinstance(result, str):
+            raise UserError(result)
+        return result
 
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.process.terminate()
         self.process.join()
 
@@ -236,7 +239,7 @@ def bench_shape(shape: Shape, args: argparse.Namespace) -> dict[str, dict[str, f
                 times[name].append(result[0])
             peaks[name] = result[1]
     for each in workers.values():
-        each.__exit__()
+        each.close()
     return {
         name: done
         and {
@@ -267,7 +270,8 @@ def bench_steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 row += "".join(f" {result[key]:.3f} |" for key in keys)
                 if results[base] and name != base:
                     row += "".join(f" {results[base][key] / result[key]:.2f}x |" for key in keys)
-                    row += f" {result['peak_gib'] / results[base]['peak_gib']:.2f}x |"
+                    peak = results[base]["peak_gib"]  # 0 if it took no more than importing
+                    row += f" {result['peak_gib'] / peak:.2f}x |" if peak else " |"
                 else:
                     row += f" | | | {result['peak_gib']:.2f} GiB |"
                 print(row)
@@ -338,7 +342,7 @@ def bench_epochs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 seconds[walk].append(result[0].step)
                 peaks[walk] = result[1]
     for each in workers.values():
-        each.__exit__()
+        each.close()
     print("\n| | batching | seconds an epoch | | peak memory |")
     print("|---|---|--:|--:|--:|")
     base = None
@@ -407,7 +411,9 @@ def parse_args() -> argparse.Namespace:
                 raise UserError(f"--{name} {value}: goes with --epoch; leave it out")
     if args.json and not args.json.parent.is_dir():
         raise UserError(f"--json {args.json}: {args.json.parent}: no such folder; make it first")
-    create_hparams(args.hparams)
+    if len(set(args.implementations)) < len(args.implementations):
+        raise UserError("--implementations: one is named twice; keep one")
+    create_hparams(f"decoder=reference,{args.hparams}")
     return args
 
 

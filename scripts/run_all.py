@@ -38,7 +38,7 @@ import data_utils
 from batching import batch_statistics, plan_batches, solve_randomness
 from checkpoint import load_checkpoint, make_folder
 from data_utils import Clip, collate, load_clips
-from device import choose_device, synchronize
+from device import choose_device, keep_memory, synchronize
 from hparams import (
     ArgumentParser,
     HParams,
@@ -304,6 +304,7 @@ def measure(hparams: HParams, B: int, T_in: int, T_out: int, begun: float) -> Co
 
     ``begun`` is time.time() before the process that measures was started.
     """
+    keep_memory()
     device = choose_device(hparams)
     model = Tacotron2(hparams).to(device)
     optimizer = torch.optim.Adam(model.parameters())

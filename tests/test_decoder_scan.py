@@ -151,6 +151,10 @@ def test_without_onednn_the_results_are_the_same(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert not decoder_scan._has_onednn()
     assert_equal(model, batch, "scan", 2e-4)
+    x, weight, bias = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+    for rows in (3, 10 * decoder_scan.FEW_ROWS):
+        multiply = decoder_scan.multiplier(weight, rows)
+        torch.testing.assert_close(multiply(x, bias), x @ weight.t() + bias)
 
 
 def test_whole_states_are_dropped_as_they_are_carried_on():
@@ -188,6 +192,46 @@ def test_without_gradients_nothing_is_kept_for_backward(graph):
     B, T_in = (decoder_scan.B_MULTIPLE, decoder_scan.T_IN_MULTIPLE) if graph else (3, 6)
     assert largest.n <= (T + 1) * B * 2 * (T_in + 4)  # the attention weights
     assert graph or largest.n < T * B * 24  # the gates
+
+
+@pytest.mark.parametrize("implementation", FAST)
+def test_validation_equals_the_reference_beyond_a_segment(implementation):
+    model = build(NO_DROPOUT).eval()
+    frames = 2 * decoder_scan.SEGMENT + 3
+    batch = batch_of([17, 9], [frames, 50], torch.float64)
+    outputs = []
+    for name in ("reference", implementation):
+        model.encoder.implementation = model.decoder.implementation = name
+        with torch.no_grad():
+            outputs.append(model(batch))
+    for ours, theirs in zip(*outputs, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_graphs_made_for_inference_serve_training():
+    decoder_scan._graph.cache_clear()
+    inputs = lstm_inputs(5, 2)
+    with torch.inference_mode():
+        expected = decoder_scan.lstm(*inputs, None, 1.0, True)
+    hidden = decoder_scan.lstm(*inputs, None, 1.0, True)
+    torch.testing.assert_close(hidden, expected)
+    hidden.sum().backward()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("implementation", FAST)
+def test_on_a_gpu_the_model_equals_the_reference(implementation):
+    """Captured graphs too, of several shapes, and again when they are replayed."""
+    model = build(NO_DROPOUT, torch.float32).cuda()
+    for text_lengths, mel_lengths in (([17, 9, 5], [23, 41, 1]), ([40, 33], [70, 19])) * 2:
+        batch = batch_of(text_lengths, mel_lengths, torch.float32).to(torch.device("cuda"))
+        assert_equal(model, batch, implementation, 1e-3)
+        with torch.no_grad():
+            outputs = []
+            for name in ("reference", implementation):
+                model.encoder.implementation = model.decoder.implementation = name
+                outputs.append(model(batch).alignment)
+            torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-5)
 
 
 def test_a_second_backward_is_right_or_refused():
