@@ -223,9 +223,7 @@ class _Attend(torch.autograd.Function):
                     _at(mask, t),
                 )
         if save:
-            ctx.save_for_backward(
-                x, weight_ih, *constants, mask, gates, cell, features, past
-            )  # fmt: skip
+            ctx.save_for_backward(x, weight_ih, *constants, mask, gates, cell, features, past)
             ctx.options = scale, graph
             ctx.set_materialize_grads(False)
         return features[1:], features[1:, :, H:], past[1:, :, 0, margin : margin + T_in]

@@ -453,7 +453,7 @@ class Tacotron2(nn.Module):
 
 
 def _drop(hidden: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """Dropout with a given mask, 1 where ``hidden`` is kept."""
+    """Dropout with a given mask, True where ``hidden`` is kept."""
     return hidden if mask is None else hidden * mask * (1 / (1 - p))
 
 

@@ -9,7 +9,6 @@ as long as a step of that speed takes, as the CPU does while a GPU works.
 """
 
 import argparse
-import csv
 import statistics
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from data_utils import (
 from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from layers import MelSpectrogram
 from scripts.plot_batching import ljspeech_like_lengths
+from scripts.prepare_ljspeech import read_corpus
 
 
 def make_clips(folder: Path, n: int) -> Path:
@@ -50,13 +50,8 @@ def make_clips(folder: Path, n: int) -> Path:
 
 def list_corpus(corpus: Path, folder: Path, n: int) -> Path:
     """A filelist of the first ``n`` clips of a corpus in LJSpeech's layout."""
-    try:
-        with open(corpus / "metadata.csv", newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file, delimiter="|", quoting=csv.QUOTE_NONE))[:n]
-    except OSError as error:
-        raise UserError(f"{corpus}/metadata.csv: {error.strerror}; name a corpus") from None
-    paths = ((corpus / "wavs" / f"{row[0]}.wav").resolve() for row in rows)
-    lines = [f"{path}|{row[-1]}\n" for path, row in zip(paths, rows, strict=True)]
+    clips = list(read_corpus(corpus, HParams()).items())[:n]
+    lines = [f"{(corpus / 'wavs' / name).resolve()}.wav|{text}\n" for name, text in clips]
     (folder / "list.txt").write_text("".join(lines))
     return folder / "list.txt"
 
@@ -93,13 +88,6 @@ def bench_mels(clips: list[Clip], hparams: HParams, repeats: int) -> None:
     print(f"collate: {took * 1e3:.2f} ms for {len(items)} clips")
 
 
-def loader_of(clips: list[Clip], hparams: HParams, workers: int, cached: bool) -> DataLoader:
-    changed = f"num_workers={workers},cache_mels={cached}"
-    hparams = create_hparams(changed, base=hparams)
-    dataset = MelDataset(clips, open_mels(clips, hparams))
-    return make_loader(dataset, training_sampler(clips, hparams), hparams)
-
-
 def walk(loader: DataLoader, device: torch.device, frames_per_second: float = 0) -> float:
     """Share of an epoch spent waiting for batches by a training of the given speed."""
     waited, started = 0.0, time.perf_counter()
@@ -111,6 +99,29 @@ def walk(loader: DataLoader, device: torch.device, frames_per_second: float = 0)
             time.sleep(batch.gate.numel() / frames_per_second)
         asked = time.perf_counter()
     return waited / (time.perf_counter() - started)
+
+
+def bench_loader(
+    clips: list[Clip],
+    hparams: HParams,
+    workers: int,
+    cached: bool,
+    args: argparse.Namespace,
+    device: torch.device,
+) -> None:
+    """Prints a row: what the loader gives by itself, and the waits."""
+    hparams = create_hparams(f"num_workers={workers},cache_mels={cached}", base=hparams)
+    dataset = MelDataset(clips, open_mels(clips, hparams))
+    loader = make_loader(dataset, training_sampler(clips, hparams), hparams)
+    walk(loader, device)  # starts the workers
+    took = seconds(lambda: walk(loader, device), args.repeats)
+    real_frames = sum(clip.n_frames for clip in clips)
+    cells = ["cached" if cached else "computed", str(workers)]
+    cells += [f"{len(loader) / took:,.1f}", f"{real_frames / took:,.0f}"]
+    for speed in args.frames_per_second:
+        waits = [walk(loader, device, speed) for _ in range(args.repeats)]
+        cells.append(f"{statistics.median(waits):.1%}")
+    print(f"| {' | '.join(cells)} |")
 
 
 def parse_args() -> argparse.Namespace:
@@ -149,30 +160,13 @@ def main() -> None:
         clips = load_clips(str(filelist), hparams)
         bench_mels(clips, hparams, args.repeats)
 
-        print("\n| mels | workers | batches/s | frames/s |\n|---|--:|--:|--:|")
-        real = sum(clip.n_frames for clip in clips)
+        speeds = [f" at {speed:,} frames/s " for speed in args.frames_per_second]
+        print("\nloading, and the share of an epoch that a training of each speed waits for it:\n")
+        print("|".join(["", " mels ", " workers ", " batches/s ", " frames/s ", *speeds, ""]))
+        print("|---|--:|--:|--:|" + "--:|" * len(speeds))
         for cached in (True, False):
             for workers in args.workers:
-                loader = loader_of(clips, hparams, workers, cached)
-                walk(loader, device)  # starts the workers
-                took = seconds(lambda loader=loader: walk(loader, device), args.repeats)
-                what = "cached" if cached else "computed"
-                print(f"| {what} | {workers} | {len(loader) / took:,.1f} | {real / took:,.0f} |")
-
-        speeds = " | ".join(f"{speed:,}" for speed in args.frames_per_second)
-        print("\nwait for data, of an epoch, at a speed of so many padded frames per second:")
-        print(f"\n| mels | workers | {speeds} |\n|---|--:|{'--:|' * len(args.frames_per_second)}")
-        for cached in (True, False):
-            for workers in args.workers:
-                loader = loader_of(clips, hparams, workers, cached)
-                walk(loader, device)
-                shares = [
-                    statistics.median(walk(loader, device, speed) for _ in range(args.repeats))
-                    for speed in args.frames_per_second
-                ]
-                what = "cached" if cached else "computed"
-                cells = " | ".join(f"{share:.1%}" for share in shares)
-                print(f"| {what} | {workers} | {cells} |")
+                bench_loader(clips, hparams, workers, cached, args, device)
 
 
 if __name__ == "__main__":
