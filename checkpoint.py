@@ -1,27 +1,45 @@
-"""Checkpoints: saved atomically, loaded without running code, verified against the model."""
+"""A run's folder and its checkpoints: held by one process, saved atomically, loaded without running
+code, verified against the model.
+"""
 
+import fcntl
 import os
+import pickle
+import random
+import re
+import shutil
+import signal
+import sys
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from hparams import HParams, UserError
 
-# What a checkpoint of ours has, so that training can go on from it.
-STATE = ("state_dict", "optimizer", "sampler", "step", "best_loss", "random_state", "hparams")
+BEST = "checkpoint_best.pt"
 
-# What may change when a run is resumed; anything else would make it another run.
+# What a checkpoint of ours has, so that training can go on from it.
+STATE = ("state_dict", "optimizer", "progress", "random_state", "hparams", "data")
+
+# What may change when a run is resumed; anything else would make it another run. The filelists
+# are compared by what they list.
 MAY_CHANGE = {
-    "epochs", "epochs_per_validation", "epochs_per_checkpoint", "decoder", "learning_rate",
-    "data_dir", "cache_mels", "mel_cache_dir", "num_workers", "gate_threshold",
-    "max_decoder_steps", "ignore_layers",
+    "epochs", "epochs_per_validation", "epochs_per_checkpoint", "checkpoint_minutes",
+    "keep_checkpoints", "max_bad_steps", "largest_first", "decoder", "data_dir",
+    "training_files", "validation_files", "on_bad_clip", "max_text_length", "cache_mels",
+    "mel_cache_dir", "num_workers", "gate_threshold", "max_decoder_steps", "ignore_layers",
 }  # fmt: skip
+
+
+# A run's folder
 
 
 def make_folder(path: Path) -> None:
@@ -39,33 +57,139 @@ def make_folder(path: Path) -> None:
         ) from None
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make ``folder`` and hold it for this process, however that ends.
+
+    Raises:
+        UserError: another process holds it, or it cannot be written.
+    """
+    make_folder(folder)
+    with open(folder / "lock", "a+b") as file:
+        try:
+            # A record lock: loader processes, which may outlive a killed training, have none.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise UserError(
+                f"{folder}: in use by process {file.read().decode()}; wait for its end, or give "
+                "another -o"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()).encode())
+        file.flush()
+        for part in folder.glob("*.part"):  # of a process that was killed
+            part.unlink()
+        yield
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which takes the place of ``path`` once it is complete and on the disk."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)  # the name too
+        os.close(folder)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """A run's checkpoints but for the best, the newest first."""
+    numbered = (
+        (int(match[1]), path)
+        for path in folder.glob("checkpoint_*.pt")
+        if (match := re.fullmatch(r"checkpoint_(\d+)\.pt", path.name))
+    )
+    return [path for _, path in sorted(numbered, reverse=True)]
+
+
+def keep_newest(folder: Path, n: int) -> None:
+    """Delete all checkpoints but the newest ``n`` and the best."""
+    for path in checkpoints(folder)[n:]:
+        path.unlink()
+
+
+def link(path: Path, name: Path) -> None:
+    """Give a checkpoint a second name, in place of what had it; takes no room."""
+    part = name.with_name(f"{name.name}.part")
+    try:
+        os.link(path, part)
+    except OSError:  # a file system without links
+        shutil.copyfile(path, part)
+    os.replace(part, name)
+
+
+def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
+    """A run's newest checkpoint that is whole, and its state; (None, {}) if the run has none.
+
+    Damaged ones are reported, and left as they are.
+
+    Raises:
+        UserError: there are checkpoints, and none is whole.
+    """
+    problems = []
+    for path in checkpoints(folder):
+        try:
+            state = load_checkpoint(path)
+        except UserError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            print(f"warning: {problem}; going on from {path.name}", file=sys.stderr)
+        return path, state
+    if problems:
+        fix = "give another -o"
+        if (folder / BEST).exists():
+            fix = f"go on from {folder / BEST} by -c, with another -o"
+        raise UserError("\n".join([*problems, f"{folder}: no checkpoint is whole; {fix}"]))
+    return None, {}
+
+
+def set_aside(folder: Path, newest: Path) -> None:
+    """Rename the damaged checkpoints that :func:`load_newest` passed over to find ``newest``."""
+    for path in checkpoints(folder):
+        if path == newest:
+            break
+        path.rename(f"{path}.damaged")
+
+
+# A checkpoint
+
+
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write ``state`` under ``path``, which holds the old file or the new one, never a part.
+
+    PyTorch writes a CRC-32 with every tensor, which :func:`load_checkpoint` compares.
 
     Raises:
         UserError: there is no room, or no permission.
     """
-    part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
-        with open(part, "wb") as file:
+        with replacing(path) as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__  # of torch's writer
+        if not isinstance(cause, OSError):
+            raise
         raise UserError(
-            f"{path}: cannot be saved ({error.strerror}), what was there is intact; make room, "
+            f"{path}: cannot be saved ({cause.strerror}), what was there is intact; make room, "
             "then --resume"
         ) from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """The state saved under ``path``, on the CPU; ours, or one of NVIDIA's code.
 
     Raises:
-        UserError: there is no such file, or it is not a checkpoint.
+        UserError: there is no such file, it is not a checkpoint, or it holds code: what would
+            run at loading is refused unread.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint; name one that train.py saved")
@@ -79,6 +203,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a file's bytes make torch raise, it is no checkpoint
+        if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error):
+            code = re.search(r"GLOBAL ([\w.]+)", str(error))
+            raise UserError(
+                f"{path}: holds Python code ({code[1] if code else 'unknown'}), not weights alone; "
+                "it was not run; use a checkpoint from a source that you trust"
+            ) from None
         raise UserError(
             f"{path}: not a checkpoint, or damaged ({type(error).__name__}); use another file"
         ) from None
@@ -136,4 +266,78 @@ def refuse_changes(state: dict[str, Any], settings: dict[str, Any], source: Path
         if name not in MAY_CHANGE and state["hparams"].get(name) != value
     ]
     if changed:
-        raise UserError(f"{source}: {'; '.join(changed)}; leave them out, or give another -o")
+        raise UserError(
+            f"{source}: {'; '.join(changed)}; leave them out, or go on by -c with another -o"
+        )
+
+
+def refuse_other_data(state: dict[str, Any], data: str, source: Path) -> None:
+    """Raise :class:`UserError` if the clips are not those that the checkpoint was trained on."""
+    if state["data"] != data:
+        raise UserError(
+            f"{source}: was trained on clips of other texts, lengths or order than the filelists "
+            "name now; give those back, or go on by -c with another -o"
+        )
+
+
+# Random generators
+
+
+def random_state() -> dict[str, Any]:
+    """All that training may draw from: the generators of Python, NumPy and torch."""
+    name, keys, *rest = np.random.get_state()
+    state = {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
+        "cpu": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put the generators where :func:`random_state` found them."""
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+# Signals
+
+
+class Stopped(Exception):
+    """SIGINT or SIGTERM asked the training to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number  # the shells' convention: 130 and 143
+
+
+class StopSignals:
+    """Notes SIGINT and SIGTERM, for :meth:`check` to raise once the batch is done.
+
+    A second signal does what it would without this: it ends the process at once.
+    """
+
+    def __enter__(self) -> "StopSignals":
+        self.number = 0
+        numbers = signal.SIGINT, signal.SIGTERM
+        self.handlers = {number: signal.signal(number, self._note) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        self.number = number
+        self.__exit__()
+        print(f"{signal.Signals(number).name}: finishing the batch", file=sys.stderr)
+
+    def check(self) -> None:
+        if self.number:
+            raise Stopped(self.number)

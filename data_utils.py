@@ -1,20 +1,25 @@
 """Filelists, clips, the mel cache, and batches.
 
-    filelist --load_clips--> clips --open_mels--> mels --MelDataset, collate--> Batch
+    filelists --load_data--> clips --open_mels--> mels --MelDataset, collate--> Batch
 
 Whatever is wrong with a filelist or a clip raises :class:`UserError` before training starts,
 with one line per problem: place, value and fix.
 """
 
+import fcntl
 import hashlib
 import json
 import math
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+import signal
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 import soundfile
@@ -32,6 +37,7 @@ VALIDATION_SEED = 1234  # the same validation batches for every run, whatever it
 MEL_VERSION = 1  # raise it when MelSpectrogram gives other values: caches are made again
 progress = partial(tqdm, disable=None, dynamic_ncols=True)  # None: on a terminal, not in a log
 SILENCE = 1e-3  # -60 dB of full scale: a clip that stays below it holds no speech
+MAX_SKIPPED = 0.01  # of a set's clips, with on_bad_clip=skip
 
 
 class Clip(NamedTuple):
@@ -42,6 +48,7 @@ class Clip(NamedTuple):
     ids: list[int]  # symbols of the cleaned text
     n_frames: int  # of its mel: n_samples // hop_length + 1
     place: str  # "filelist:line", for messages
+    stamp: tuple[int, int]  # size (bytes) and time of change (ns) of the wav file as it was checked
 
 
 class Batch(NamedTuple):
@@ -61,15 +68,92 @@ class Batch(NamedTuple):
 # Clips
 
 
-def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
-    """The clips of one or more filelists, joined with ``+``, from headers alone.
+class Problem(NamedTuple):
+    """What is wrong with one line of a filelist; as a string, a line of a report."""
 
-    A line is ``path|text``; a relative path starts from ``hparams.data_dir``.
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
+
+
+def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
+    """The training and the validation clips: lines of ``path|text`` in filelists joined with
+    ``+``; a relative path starts from ``hparams.data_dir``.
+
+    Lists, texts and headers are read. Samples are too if that tells more: if something else is
+    wrong, or if bad clips shall be skipped; otherwise :func:`open_mels` reads them anyway.
+    Characters that no symbol stands for are printed.
 
     Raises:
-        UserError: what is wrong, one line per problem: a missing or malformed filelist, a clip
-            whose wav file or text cannot be used, no clips at all.
+        UserError: everything that is wrong, a line each. With ``on_bad_clip=skip`` clips that
+            cannot be used are printed and left out, unless they are more than 1 % of a set.
     """
+    names = hparams.training_files, hparams.validation_files
+    clips, problems = zip(*(_read_clips(name, hparams) for name in names), strict=True)
+    if not any(clips) and all("no such file" in p.message for found in problems for p in found):
+        raise UserError(
+            f"setting data_dir={hparams.data_dir}: has none of the clips that "
+            f"{' and '.join(names)} list; name the folder that their paths start from"
+        )
+    report_left_out(((clip.place, clip.text) for of_set in clips for clip in of_set), hparams)
+    places, capacity = {clip.path: clip.place for clip in clips[1]}, batch_capacity(hparams)
+
+    def problem(clip: Clip) -> str | None:
+        if clip.path in places:
+            return f"{clip.path} is in validation too ({places[clip.path]}); keep one of the lines"
+        if capacity is not None and clip.n_frames > capacity:
+            fix = f"batch_capacity={clip.n_frames}"
+            if hparams.batch_capacity_seconds:
+                seconds = clip.n_frames * hparams.hop_length / hparams.sampling_rate
+                fix = f"batch_capacity_seconds={math.ceil(seconds * 100) / 100}"
+            return (
+                f"{clip.path} has {clip.n_frames} frames, above the batch capacity of {capacity}; "
+                f"set {fix} or more, or remove the line"
+            )
+        return None
+
+    clips = _sift(clips[0], problems[0], problem), clips[1]
+    if any(problems) or (hparams.on_bad_clip == "skip" and any(clips)):
+        both = [*clips[0], *clips[1]]
+        if not (hparams.cache_mels and both and _mel_cache(both, hparams).is_complete()):
+            bad = _check_samples(both, hparams)
+            clips = [
+                _sift(of_set, found, lambda clip: bad.get(clip.place))
+                for of_set, found in zip(clips, problems, strict=True)
+            ]
+    if hparams.on_bad_clip == "error":
+        refuse([*problems[0], *problems[1]])
+    for files, left, found in zip(names, clips, problems, strict=True):
+        n_lines = len(left) + len(found)
+        if len(found) > MAX_SKIPPED * n_lines:
+            why = f"{files}: {len(found)} of {n_lines} clips cannot be used, and on_bad_clip=skip "
+            refuse([*found, why + f"leaves out at most {MAX_SKIPPED:.0%}; mend them"])
+        for one in found:
+            print(f"skipped: {one}")
+        if found:
+            print(f"skipped {len(found)} of the {n_lines:,} clips of {files}")
+        if not left:
+            raise UserError(f"{files}: has no clips; write lines of path|text")
+    return tuple(clips)
+
+
+def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
+    """The clips of one set, from lists, texts and headers alone.
+
+    Raises:
+        UserError: what is wrong, one line per problem.
+    """
+    clips, problems = _read_clips(filelists, hparams)
+    refuse(problems)
+    if not clips:
+        raise UserError(f"{filelists}: has no clips; write lines of path|text")
+    return clips
+
+
+def _read_clips(filelists: str, hparams: HParams) -> tuple[list[Clip], list[Problem]]:
+    """The clips of one set and the lines that give none."""
     if hparams.n_symbols < len(symbols):
         raise UserError(f"setting n_symbols={hparams.n_symbols}: use {len(symbols)} or more")
     if not os.path.isdir(hparams.data_dir or "."):
@@ -81,28 +165,41 @@ def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
         text_to_sequence("", hparams.text_cleaners)
     except ValueError as error:
         raise UserError(f"setting text_cleaners: {error}") from None
-    clips, problems = [], []
+    clips, problems, places = [], [], {}
     for filelist in filelists.split("+"):
         lines = read_list(filelist.strip())
         for number, line in enumerate(progress(lines, filelist, unit="clip", leave=False), 1):
             if line.strip():
                 place = f"{filelist.strip()}:{number}"
                 try:
-                    clips.append(_parse_line(line, place, hparams))
+                    clip = _parse_line(line, place, hparams)
+                    if clip.path in places:
+                        raise UserError(f"{clip.path} is on {places[clip.path]} too; keep one")
+                    places[clip.path] = place
+                    clips.append(clip)
                 except UserError as error:
-                    problems.append(f"{place}: {error}")
-    refuse(problems)
-    if not clips:
-        raise UserError(f"{filelists}: has no clips; write lines of path|text")
-    return clips
+                    problems.append(Problem(place, str(error)))
+    return clips, problems
 
 
-def refuse(problems: Sequence[str], most: int = 20) -> None:
+def _sift(
+    clips: Iterable[Clip], problems: list[Problem], problem: Callable[[Clip], str | None]
+) -> list[Clip]:
+    """The clips that have no ``problem``; those of the others join ``problems``."""
+    good = []
+    for clip in clips:
+        if message := problem(clip):
+            problems.append(Problem(clip.place, message))
+        else:
+            good.append(clip)
+    return good
+
+
+def refuse(problems: Sequence[Problem | str]) -> None:
     """Raise the problems, if there are any, as one :class:`UserError`, a line each."""
-    if len(problems) > most:
-        problems = [*problems[:most], f"and {len(problems) - most:,} more problems like these"]
     if problems:
-        raise UserError("\n".join(problems))
+        total = [f"{len(problems):,} problems"] if len(problems) > 20 else []
+        raise UserError("\n".join(map(str, [*problems, *total])))
 
 
 def report_left_out(texts: Iterable[tuple[str, str]], hparams: HParams) -> None:
@@ -114,44 +211,48 @@ def report_left_out(texts: Iterable[tuple[str, str]], hparams: HParams) -> None:
     places = {}
     for place, text in texts:
         for character in unknown_characters(text, hparams.text_cleaners):
-            places.setdefault(character, place)
-    for character, place in sorted(places.items()):
-        print(f"note: {place}: {character!r} (U+{ord(character):04X}) is no symbol: left out")
+            places.setdefault(character, []).append(place)
+    for character, found in sorted(places.items()):
+        more = f", in {len(found):,} texts" if len(found) > 1 else ""
+        print(
+            f"note: {found[0]}: {character!r} (U+{ord(character):04X}) is no symbol: left out"
+            f"{more}; mend the text, or add it to text/symbols.py"
+        )
 
 
 def read_list(filelist: str) -> list[str]:
-    """The lines of a filelist, empty ones too.
+    """The lines of a filelist, empty ones too. Bytes that are not UTF-8 become surrogates.
 
     Raises:
-        UserError: it cannot be read, or is not UTF-8.
+        UserError: it cannot be read.
     """
     try:
-        lines = Path(filelist).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    except OSError as error:
+        content = Path(filelist).read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(
-            f"filelist '{filelist}': {error.strerror}; scripts/prepare_ljspeech.py writes "
+            f"filelist '{filelist}': {reason}; scripts/prepare_ljspeech.py writes "
             "filelists, and training_files and validation_files name them"
         ) from None
-    for number, line in enumerate(lines, 1):
-        try:
-            lines[number - 1] = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            byte = f"{line[error.start]:#04x}"
-            raise UserError(
-                f"{filelist}:{number}: byte {byte} is not UTF-8; save as UTF-8"
-            ) from None
-    return lines
+    return content.decode("utf-8", "surrogateescape").split("\n")
 
 
 def _parse_line(line: str, place: str, hparams: HParams) -> Clip:
+    if wrong := re.search("[\udc80-\udcff]", line):
+        raise UserError(f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8; save as UTF-8")
     path, bar, text = line.partition("|")
     path, text = path.strip(), text.strip()
-    if not bar or not path or "|" in text:
-        raise UserError(f"'{line}' is not path|text; write a path, one |, and the text")
-    path = os.path.join(hparams.data_dir, path)
-    n_samples = check_wav(path, hparams)
+    if not bar or not path or "|" in text or "\0" in line:
+        raise UserError(f"{line.strip()!r} is not path|text; write a path, one |, and the text")
+    path = os.path.normpath(os.path.join(hparams.data_dir, path))
+    n_samples, stamp = check_wav(path, hparams)
     ids = speakable_ids(text, hparams)
-    return Clip(path, text, ids, n_samples // hparams.hop_length + 1, place)
+    if len(ids) > hparams.max_text_length:
+        raise UserError(
+            f"text of {len(ids)} symbols, above max_text_length={hparams.max_text_length}; split "
+            "the clip, remove its line, or raise the setting"
+        )
+    return Clip(path, text, ids, n_samples // hparams.hop_length + 1, place, stamp)
 
 
 def speakable_ids(text: str, hparams: HParams) -> list[int]:
@@ -169,18 +270,19 @@ def speakable_ids(text: str, hparams: HParams) -> list[int]:
     return ids
 
 
-def check_wav(path: str, hparams: HParams) -> int:
-    """Number of samples of a wav file, from its header.
+def check_wav(path: str, hparams: HParams) -> tuple[int, tuple[int, int]]:
+    """Number of samples of a wav file, from its header, and its stamp (:class:`Clip`).
 
     Raises:
-        UserError: the file is missing or unreadable, of another rate, not mono, or shorter
-            than the half FFT window that the mel's reflect padding needs.
+        UserError: the file is missing, unreadable or cut off, of another rate, not mono, or
+            shorter than one window of the mel.
     """
     try:
-        header = soundfile.info(path)
-    except (soundfile.LibsndfileError, OSError, TypeError) as error:  # TypeError: a .raw file
-        if not os.path.exists(path):
-            raise UserError(f"{path}: no such file; mend its line, or set data_dir") from None
+        stamp = _stamp(path)
+        header = soundfile.info(path, verbose=True)
+    except OSError:
+        raise UserError(f"{path}: no such file; mend its line, or set data_dir") from None
+    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a .raw file
         raise UserError(f"{path}: not a readable sound file ({error}); replace it") from None
     if header.samplerate != hparams.sampling_rate:
         raise UserError(
@@ -189,12 +291,30 @@ def check_wav(path: str, hparams: HParams) -> int:
         )
     if header.channels != 1:
         raise UserError(f"{path}: {header.channels} channels; mix it down to mono")
-    if header.frames <= hparams.filter_length // 2:
+    # libsndfile reads what is there, and says in its log that there should be more.
+    if cut := re.search(r"^data : (\d+) \(should be (\d+)\)", header.extra_info, re.MULTILINE):
+        promised, there = map(int, cut.groups())
+        if promised > there:
+            raise UserError(
+                f"{path}: cut off: has {there:,} of the {promised:,} bytes of samples that its "
+                "header names; copy it again, or remove the line"
+            )
+    # Reflection at both ends needs more than half an FFT.
+    least = max(hparams.win_length, hparams.filter_length // 2 + 1)
+    if header.frames < least:
         raise UserError(
             f"{path}: {header.frames} samples, too short for a mel; remove the line, or use a "
-            f"clip of more than {hparams.filter_length // 2} samples"
+            f"clip of {least} samples or more"
         )
-    return header.frames
+    return header.frames, stamp
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Size (bytes) and time of change (ns) of a file; OSError if it is none."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise FileNotFoundError(path)
+    return status.st_size, status.st_mtime_ns
 
 
 def read_wav(path: str) -> np.ndarray:
@@ -226,7 +346,7 @@ class _Compute(Dataset):
     """A clip's mel, or a message of what is wrong with its samples; runs in loader workers."""
 
     def __init__(self, clips: Sequence[Clip], hparams: HParams, check_only: bool = False) -> None:
-        self.clips, self.check_only = clips, check_only
+        self.clips, self.check_only, self.hop_length = clips, check_only, hparams.hop_length
         self.spectrogram = MelSpectrogram(hparams)
 
     def __len__(self) -> int:
@@ -236,71 +356,129 @@ class _Compute(Dataset):
         try:
             return self.mel(self.clips[i])
         except UserError as error:
-            return f"{self.clips[i].place}: {error}"
+            return str(error)
 
     def mel(self, clip: Clip) -> np.ndarray:
-        samples = read_wav(clip.path)
+        try:
+            samples = read_wav(clip.path)
+            changed = _stamp(clip.path) != clip.stamp
+        except (UserError, OSError):
+            if os.path.exists(clip.path) and _stamp(clip.path) == clip.stamp:
+                raise
+            changed = True
+        if changed:
+            raise UserError(f"{clip.path}: changed or removed since it was checked; start again")
+        if len(samples) // self.hop_length + 1 != clip.n_frames:
+            raise UserError(f"{clip.path}: not as long as its header says; replace it")
         if self.check_only:
             return samples[:0]
         return self.spectrogram(torch.from_numpy(samples)).T.contiguous().numpy()
 
 
 class _MelCache:
-    """Mels packed one after the other in one file, mapped into memory when first used."""
+    """Mels one after the other in one file of float32."""
 
     def __init__(self, path: Path, clips: Sequence[Clip], n_mels: int) -> None:
         ends = np.cumsum([clip.n_frames for clip in clips]).tolist()
-        self.path, self.shape, self.mels = path, (ends[-1], n_mels), None
-        self.rows = {
-            clip.path: slice(end - clip.n_frames, end)
-            for clip, end in zip(clips, ends, strict=True)
+        self.path, self.n_mels, self.size = path, n_mels, 4 * n_mels * ends[-1]
+        self.first_row = {
+            clip.path: end - clip.n_frames for clip, end in zip(clips, ends, strict=True)
         }
+        self.stamp = None  # of the file when it was found complete
 
     def __call__(self, clip: Clip) -> np.ndarray:
-        if self.mels is None:  # opened by the process that reads it: maps do not pickle
-            self.mels = np.load(self.path, mmap_mode="r")
-        return np.array(self.mels[self.rows[clip.path]])
+        try:
+            # Read, not mapped: reading from a map of a file that was cut kills the process.
+            offset = 4 * self.n_mels * self.first_row[clip.path]
+            mel = np.fromfile(self.path, np.float32, clip.n_frames * self.n_mels, offset=offset)
+            changed = _stamp(self.path) != self.stamp
+        except OSError:
+            changed = True
+        if changed:
+            raise UserError(f"{self.path}: changed or removed in use; start again, to remake it")
+        return mel.reshape(clip.n_frames, self.n_mels)
 
     def is_complete(self) -> bool:
         try:
-            mels = np.load(self.path, mmap_mode="r")
-            return mels.shape == self.shape and mels.dtype == np.float32
-        except (OSError, ValueError, EOFError):
+            self.stamp = _stamp(self.path)
+        except OSError:
             return False
+        return self.stamp[0] == self.size
 
     def write(self, clips: Sequence[Clip], hparams: HParams) -> None:
         """Compute every mel, in parallel; the file appears under its name when complete."""
-        size = self.shape[0] * self.shape[1] * 4
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
                 f"setting mel_cache_dir={hparams.mel_cache_dir}: {error.strerror}; name a folder"
             ) from None
-        free = shutil.disk_usage(self.path.parent).free
-        if size > free:
-            raise UserError(
-                f"{self.path}: the mel cache needs {size / 1e9:.1f} GB and {free / 1e9:.1f} GB are "
-                "free; set mel_cache_dir to a larger disk, or cache_mels=False"
-            )
-        part = self.path.with_name(f"{self.path.name}.part-{os.getpid()}")
-        try:
-            mels = np.lib.format.open_memmap(part, "w+", np.float32, self.shape)
-            for clip, mel in zip(clips, _run(_Compute(clips, hparams), "mels"), strict=True):
-                mels[self.rows[clip.path]] = mel
-            mels.flush()
+        with _held(self.path.with_name(f"{self.path.name}.part")) as (part, file):
+            if self.is_complete():  # by another run, which held the file before
+                return
+            free = shutil.disk_usage(self.path.parent).free
+            if self.size > free:
+                raise UserError(
+                    f"{self.path}: the mel cache needs {self.size / 1e9:.1f} GB and "
+                    f"{free / 1e9:.1f} GB are free; set mel_cache_dir to a larger disk, or "
+                    "cache_mels=False"
+                )
+            problems = []
+            results = _run(_Compute(clips, hparams), "mels")
+            for clip, mel in zip(clips, results, strict=True):
+                if isinstance(mel, str):
+                    problems.append(Problem(clip.place, mel))
+                elif not problems:
+                    file.write(mel.tobytes())
+            refuse(problems)
+            file.flush()
+            os.fsync(file.fileno())
             os.replace(part, self.path)
-        finally:
-            part.unlink(missing_ok=True)
+        self.is_complete()
+
+
+@contextmanager
+def _held(part: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """An empty file to write under ``part``, once no other process does; removed in the end."""
+    while True:
+        with open(part, "ab") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                print(f"{part}: another run is making it; waiting", flush=True)
+                fcntl.lockf(file, fcntl.LOCK_EX)
+            if not part.exists() or not os.path.samestat(os.fstat(file.fileno()), part.stat()):
+                continue  # the other run has finished, or given up
+            try:
+                file.truncate(0)
+                yield part, file
+            finally:
+                part.unlink(missing_ok=True)
+            return
+
+
+def _mel_cache(clips: Iterable[Clip], hparams: HParams) -> _MelCache:
+    """The cache of ``clips``, named after all that its content depends on: the audio settings
+    and each wav file's path and stamp.
+    """
+    audio = ("sampling_rate", "filter_length", "hop_length", "win_length")
+    audio += ("n_mel_channels", "mel_fmin", "mel_fmax")
+    clips = sorted(clips, key=lambda clip: clip.path)
+    key = {
+        "version": MEL_VERSION,
+        "audio": {name: getattr(hparams, name) for name in audio},
+        "files": [(os.path.abspath(clip.path), *clip.stamp) for clip in clips],
+    }
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    return _MelCache(Path(hparams.mel_cache_dir, f"{name}.f32"), clips, hparams.n_mel_channels)
 
 
 def open_mels(clips: Iterable[Clip], hparams: HParams) -> Mels:
     """What gives each of ``clips`` its mel: from the cache, which is made if it is not there,
     or computed at every call with ``cache_mels=False``. Either way every clip's samples have
-    been checked.
+    been checked. It raises :class:`UserError` if a file that it reads was changed meanwhile.
 
-    The cache is one file in ``mel_cache_dir``, named after all that its content depends on:
-    the audio settings and each wav file's path, size and time of change.
+    The cache is one file in ``mel_cache_dir``, 4 bytes a value.
 
     Raises:
         UserError: clips whose samples cannot be used, one line each; no room for the cache.
@@ -308,46 +486,33 @@ def open_mels(clips: Iterable[Clip], hparams: HParams) -> Mels:
     by_path = {clip.path: clip for clip in clips}
     clips = [by_path[path] for path in sorted(by_path)]
     if not hparams.cache_mels:
-        for _ in _run(_Compute(clips, hparams, check_only=True), "checking clips"):
-            pass
+        problems = []
+        found = _check_samples(clips, hparams)
+        _sift(clips, problems, lambda clip: found.get(clip.place))
+        refuse(problems)
         return _Compute(clips, hparams).mel
-    audio = ("sampling_rate", "filter_length", "hop_length", "win_length")
-    audio += ("n_mel_channels", "mel_fmin", "mel_fmax")
-    status = [os.stat(clip.path) for clip in clips]
-    key = {
-        "version": MEL_VERSION,
-        "audio": {name: getattr(hparams, name) for name in audio},
-        "files": [
-            (os.path.abspath(clip.path), s.st_size, s.st_mtime_ns)
-            for clip, s in zip(clips, status, strict=True)
-        ],
-    }
-    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-    cache = _MelCache(Path(hparams.mel_cache_dir, f"{name}.npy"), clips, hparams.n_mel_channels)
+    cache = _mel_cache(clips, hparams)
     if not cache.is_complete():
         cache.write(clips, hparams)
     return cache
 
 
-def _run(jobs: _Compute, what: str) -> Iterable[np.ndarray]:
-    """Results of all jobs in order, by one process per core.
+def _check_samples(clips: Sequence[Clip], hparams: HParams) -> dict[str, str]:
+    """What is wrong with the samples of clips, by place."""
+    results = _run(_Compute(clips, hparams, check_only=True), "checking clips")
+    found = zip(clips, results, strict=True)
+    return {clip.place: result for clip, result in found if isinstance(result, str)}
 
-    Raises:
-        UserError: at the end, the messages of the jobs that failed.
-    """
+
+def _run(jobs: _Compute, what: str) -> Iterable[np.ndarray | str]:
+    """Results of all jobs in order, by one process per core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = cores if len(jobs) > 8 else 0
     generator = torch.Generator()  # so that the loader does not draw from the training's
     loader = DataLoader(
         jobs, batch_size=None, num_workers=workers, collate_fn=_as_is, generator=generator
     )
-    problems = []
-    for result in progress(loader, desc=what, unit="clip"):
-        if isinstance(result, str):
-            problems.append(result)
-        if not problems:
-            yield result
-    refuse(problems)
+    return progress(loader, desc=what, unit="clip")
 
 
 def _as_is(item: object) -> object:
@@ -369,9 +534,18 @@ class MelDataset(Dataset):
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         return torch.tensor(self.clips[i].ids), torch.from_numpy(self.mels(self.clips[i]))
 
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]] | UserError:
+        """The clips of a batch, or what is wrong with one of them: see :func:`loaded`."""
+        try:
+            return [self[i] for i in indices]
+        except UserError as error:
+            return error
 
-def collate(clips: Sequence[tuple[Tensor, Tensor]]) -> Batch:
+
+def collate(clips: Sequence[tuple[Tensor, Tensor]] | UserError) -> Batch | UserError:
     """A batch of (ids (T_in,), mel (T_out, n_mels)), padded to the longest of each."""
+    if isinstance(clips, UserError):
+        return clips
     clips = sorted(clips, key=lambda clip: -len(clip[0]))
     B, n_mels = len(clips), clips[0][1].size(1)
     text_lengths = torch.tensor([len(ids) for ids, _ in clips])
@@ -389,27 +563,12 @@ def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampl
     """The batches of every epoch, by the batching settings.
 
     Raises:
-        UserError: a base batch size larger than the set, or a clip longer than the capacity.
+        UserError: a base batch size larger than the set.
     """
     if hparams.batch_size > len(clips):
         raise UserError(
             f"setting batch_size={hparams.batch_size}: {hparams.training_files} has {len(clips)} "
             f"clips; use at most {len(clips)}"
-        )
-    capacity = None
-    frame = hparams.hop_length / hparams.sampling_rate  # seconds
-    if hparams.batch_capacity_seconds:
-        capacity = int(hparams.batch_capacity_seconds / frame)
-    elif hparams.batch_capacity:
-        capacity = hparams.batch_capacity
-    longest = max(clips, key=lambda clip: clip.n_frames)
-    if capacity is not None and capacity < longest.n_frames:
-        fix = f"batch_capacity={longest.n_frames}"
-        if hparams.batch_capacity_seconds:
-            fix = f"batch_capacity_seconds={math.ceil(longest.n_frames * frame * 100) / 100}"
-        raise UserError(
-            f"{longest.place}: {longest.path} has {longest.n_frames} frames, above the batch "
-            f"capacity of {capacity}; set {fix} or more"
         )
     return EpochBatchSampler(
         [clip.n_frames for clip in clips],
@@ -423,8 +582,40 @@ def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampl
         bucket_edges=hparams.bucket_edges,
         n_buckets=hparams.n_buckets,
         n_bins=hparams.n_bins,
-        capacity=capacity,
+        capacity=batch_capacity(hparams),
     )
+
+
+def batch_capacity(hparams: HParams) -> int | None:
+    """Frames, padding included, that a batch may have; None where no setting names it."""
+    if hparams.batch_capacity_seconds:
+        return int(hparams.batch_capacity_seconds * hparams.sampling_rate / hparams.hop_length)
+    return hparams.batch_capacity or None
+
+
+def largest_batches(
+    clips: Sequence[Clip], sampler: EpochBatchSampler, epochs: Iterable[int]
+) -> list[list[int]]:
+    """The batches of ``epochs`` that need most memory: the largest padded mels, the largest
+    padded texts, and the largest alignments, once each. Leaves ``sampler`` at the last epoch.
+    """
+    texts = np.array([len(clip.ids) for clip in clips])
+    found = [(0, [])] * 3
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        plan = sampler.plan
+        starts = plan.ends - plan.sizes
+        T_in, T_out = (
+            np.maximum.reduceat(np.asarray(lengths, np.int64)[plan.order], starts)
+            for lengths in (texts, sampler.lengths)
+        )
+        for k, sizes in enumerate(
+            (plan.sizes * T_out, plan.sizes * T_in, plan.sizes * T_in * T_out)
+        ):
+            j = int(sizes.argmax())
+            if sizes[j] > found[k][0]:
+                found[k] = int(sizes[j]), plan[j].tolist()
+    return [list(batch) for batch in dict.fromkeys(tuple(batch) for _, batch in found)]
 
 
 def validation_batches(clips: Sequence[Clip], hparams: HParams) -> list[list[int]]:
@@ -450,4 +641,27 @@ def make_loader(dataset: MelDataset, batches: Iterable[list[int]], hparams: HPar
         persistent_workers=hparams.num_workers > 0,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # its own, so that loading draws nothing from the training's
+        worker_init_fn=_outlast_signals,
     )
+
+
+def _outlast_signals(worker: int) -> None:
+    """Leave Ctrl-C, and a scheduler's SIGTERM to all, to the training process, which still needs
+    a batch or two to end well; but not longer than a minute, since a SIGTERM may be from itself.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(60))
+
+
+def loaded(loader: DataLoader) -> Iterator[Batch]:
+    """The batches of a loader; raises the :class:`UserError` of a clip that cannot be read."""
+    for batch in loader:
+        if isinstance(batch, UserError):
+            raise batch
+        yield batch
+
+
+def data_fingerprint(*sets: Sequence[Clip]) -> str:
+    """What the sets hold, wherever they lie: texts and lengths, in their order."""
+    content = [[(clip.ids, clip.n_frames) for clip in clips] for clips in sets]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -12,7 +12,12 @@ from hparams import HParams, UserError
 
 
 def choose_device(hparams: HParams) -> torch.device:
-    """The GPU if there is one, set to ``precision``."""
+    """The GPU if there is one, set to ``precision`` and, if asked, to repeat exactly."""
+    if hparams.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
+    torch.use_deterministic_algorithms(hparams.deterministic, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # which nothing here reads
+    torch.backends.cudnn.deterministic = hparams.deterministic
     # TF32 rounds inputs to 10 bits; cuDNN's would be on by default.
     torch.backends.cuda.matmul.allow_tf32 = hparams.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = hparams.precision == "tf32"
@@ -37,6 +42,13 @@ def keep_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, -1)  # never trim
         libc.mallopt(M_MMAP_MAX, 0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that the GPU or the CPU has no memory left."""
+    if isinstance(error, RuntimeError):  # torch.OutOfMemoryError, and the CPU's
+        return "out of memory" in str(error) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError)
 
 
 def synchronize(device: torch.device) -> None:

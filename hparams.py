@@ -11,10 +11,13 @@ import argparse
 import ast
 import dataclasses
 import difflib
+import errno
 import re
 import sys
 from collections.abc import Callable
 from typing import NoReturn
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UserError(ValueError):
@@ -26,12 +29,19 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # a log file gets its lines as they come
     try:
         main()
+        return
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        message, status = f"error: {error}", 2
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        place = error.filename or "a file to write"
+        message, status = f"error: {place}: {error.strerror}; make room, then call again", 2
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        message, status = "interrupted", 130
+    # Outside of the handlers, whose exception would keep loaders and their processes alive.
+    print(message, file=sys.stderr)
+    sys.exit(status)
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -49,15 +59,22 @@ class HParams:
     seed: int = 0  # of the weights, the dropout, and (+ 1 per epoch) the batching
     epochs: int = 220  # passes over the training set
     epochs_per_validation: int = 2  # validate after every so many epochs
-    epochs_per_checkpoint: int = 2  # and save checkpoint_last.pt
+    epochs_per_checkpoint: int = 2  # save a checkpoint after every so many epochs
+    checkpoint_minutes: float = 10.0  # and after so many minutes, amid an epoch too; 0: do not
+    keep_checkpoints: int = 2  # the newest so many, and the best
     decoder: str = "scan"  # of training: scan; graph: scan as CUDA graphs; reference: slow loop
     precision: str = "fp32"  # fp32: TF32 off everywhere; tf32: faster, 10-bit mantissa products
+    deterministic: bool = False  # on a GPU: algorithms that repeat exactly, where torch has them
+    largest_first: bool = True  # try the run's largest batches first, to see that they fit
+    max_bad_steps: int = 10  # stop after so many in a row whose loss or gradient is not finite
 
     # Data
     data_dir: str = ""  # what relative paths in the filelists start from; "": the current folder
     training_files: str = "filelists/ljspeech_train.txt"  # several joined with +
     validation_files: str = "filelists/ljspeech_val.txt"  # likewise
     text_cleaners: tuple[str, ...] = ("english_cleaners",)  # of text/cleaners.py, in order
+    on_bad_clip: str = "error"  # error: refuse to start; skip: leave out up to 1 % of the clips
+    max_text_length: int = 500  # symbols: a clip of more is a bad one
     cache_mels: bool = True  # False: compute every mel again each time it is needed
     mel_cache_dir: str = "mel_cache"  # where the computed mels are kept
     num_workers: int = 1  # loader processes; 0: load in the training process
@@ -125,11 +142,12 @@ class HParams:
             "prenet_dim", "attention_rnn_dim", "attention_dim", "attention_location_n_filters",
             "attention_location_kernel_size", "decoder_rnn_dim", "postnet_embedding_dim",
             "postnet_kernel_size", "postnet_n_convolutions", "max_decoder_steps",
-            "learning_rate", "grad_clip_thresh", "guided_attention_sigma",
+            "learning_rate", "grad_clip_thresh", "guided_attention_sigma", "keep_checkpoints",
+            "max_bad_steps", "max_text_length",
         ]  # fmt: skip
         not_negative = [
             "seed", "num_workers", "lrf", "batch_capacity", "batch_capacity_seconds", "mel_fmin",
-            "weight_decay", "guided_attention_weight",
+            "weight_decay", "guided_attention_weight", "checkpoint_minutes",
         ]  # fmt: skip
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -151,6 +169,7 @@ class HParams:
         for name, choices in (
             ("decoder", ("scan", "graph", "reference")),
             ("precision", ("fp32", "tf32")),
+            ("on_bad_clip", ("error", "skip")),
             ("batching_strategy", ("RAND", "SB", "SSB", "BKT", "ATS")),
             ("bucket_edges", ("size", "uniform", "quantile")),
         ):

@@ -1,6 +1,8 @@
 """What a run leaves behind: TensorBoard curves, pictures and audio, and ``metrics.jsonl``."""
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,22 +31,17 @@ class RunLogger:
     """Writes ``metrics.jsonl`` and ``sample/`` in ``output_dir``, and TensorBoard's in ``log_dir``.
 
     Args:
-        epoch, step: where the run starts, or goes on: what a broken run logged from there on
-            is dropped, so that nothing stands twice.
+        step, size: where the run starts, or goes on: its step, and the size of metrics.jsonl in
+            bytes. What a broken run logged after that is dropped, so that nothing stands twice.
     """
 
-    def __init__(self, output_dir: Path, log_dir: Path, epoch: int = 0, step: int = 0) -> None:
+    def __init__(self, output_dir: Path, log_dir: Path, step: int = 0, size: int = 0) -> None:
         self.sample_dir = output_dir / "sample"
         self.sample_dir.mkdir(parents=True, exist_ok=True)
-        path = output_dir / "metrics.jsonl"
-        kept = []
-        if epoch > 0 and path.exists():
-            kept = [record for record in read_metrics(path) if record["epoch"] < epoch]
-        part = path.with_suffix(".part")
-        part.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        part.replace(path)
-        self.metrics = path.open("a", buffering=1)  # whole lines, for those who read along
+        self.metrics = (output_dir / "metrics.jsonl").open("ab")
+        self.metrics.truncate(min(size, self.metrics.tell()))
         self.tensorboard = SummaryWriter(log_dir, purge_step=step + 1 if step else 0)
+        threading.excepthook = _report_thread
 
     def log(self, event: str, epoch: int, step: int, values: dict[str, float]) -> None:
         """Scalars of one ``event``: "step" (training), "epoch" or "validation".
@@ -52,11 +49,29 @@ class RunLogger:
         TensorBoard draws training over steps, and the others over epochs done, since
         strategies differ in how many steps an epoch has.
         """
-        record = {"event": event, "epoch": epoch, "step": step, **values}
-        self.metrics.write(json.dumps(record) + "\n")
+        self._write({"event": event, "epoch": epoch, "step": step, **values})
         folder, x = ("training", step) if event == "step" else (event, epoch + 1)
         for name, value in values.items():
             self.tensorboard.add_scalar(f"{folder}/{name}", value, x)
+
+    def log_bad_step(
+        self, epoch: int, step: int, batch: int, values: dict[str, float], places: list[str]
+    ) -> None:
+        """A batch that gave no step, and its clips ("filelist:line")."""
+        values = {name: str(value) for name, value in values.items()}  # JSON has no nan
+        at = {"epoch": epoch, "step": step, "batch": batch}
+        self._write({"event": "bad_step", **at, **values, "clips": places})
+        self.tensorboard.add_text("training/bad_step", f"{values}: {', '.join(places)}", step)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.metrics.write(json.dumps(record).encode() + b"\n")
+        self.metrics.flush()  # whole lines, for those who read along
+
+    def sync(self) -> int:
+        """See that all is on the disk; the size of metrics.jsonl in bytes."""
+        os.fsync(self.metrics.fileno())
+        self.tensorboard.flush()
+        return self.metrics.tell()
 
     def log_sample(self, sample: Sample, step: int, hparams: HParams) -> None:
         """Pictures of a clip, and what its predicted mel sounds like; the latest also as files."""
@@ -77,6 +92,12 @@ class RunLogger:
     def close(self) -> None:
         self.metrics.close()
         self.tensorboard.close()
+
+
+def _report_thread(found: threading.ExceptHookArgs) -> None:
+    """As usual, but for a full disk: TensorBoard's thread raises it in ours too."""
+    if not isinstance(found.exc_value, OSError):
+        threading.__excepthook__(found)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from checkpoint import replacing
 from data_utils import check_wav, progress, read_wav, speakable_ids
 from hparams import ArgumentParser, HParams, UserError, exit_on_user_error
 
@@ -265,9 +266,8 @@ def split(ids: Sequence[str], train_fraction: float, seed: int) -> tuple[list[st
 def write_filelist(path: Path, lines: Sequence[str]) -> None:
     """Write ``path`` whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.tmp")
-    scratch.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-    scratch.replace(path)
+    with replacing(path) as file:  # bytes that are not UTF-8 stay, for load_data to name
+        file.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
 
 
 def train_command(name: str, **settings: str | int) -> str:

@@ -36,9 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import data_utils
 from batching import batch_statistics, plan_batches, solve_randomness
-from checkpoint import load_checkpoint, make_folder
-from data_utils import Clip, collate, load_clips
-from device import choose_device, keep_memory, synchronize
+from checkpoint import load_newest, make_folder
+from data_utils import Clip, collate, load_data
+from device import choose_device, is_out_of_memory, keep_memory, synchronize
 from hparams import (
     ArgumentParser,
     HParams,
@@ -268,11 +268,11 @@ def refuse_other_settings(output: Path, jobs: list[Job]) -> None:
 
 
 def epochs_done(job: Job) -> int:
-    """Epochs in the run's last checkpoint; 0 without one."""
+    """Epochs in the run's newest checkpoint; 0 without one."""
     try:
-        return load_checkpoint(job.folder / "checkpoint_last.pt")["sampler"]["epoch"]
+        return load_newest(job.folder)[1]["progress"]["epoch"]
     except (UserError, KeyError):
-        return 0  # none, or damaged: then train.py will say so, and the other runs go on
+        return 0  # none, or all damaged: then train.py will say so, and the other runs go on
 
 
 # How long it will take
@@ -332,8 +332,8 @@ def measure(hparams: HParams, B: int, T_in: int, T_out: int, begun: float) -> Co
         shapes = [(B, T_out), (B, half), (2 * B, half)]
         times = [seconds(*shape) for shape in shapes]
         forward = seconds(B, T_out, train=False)
-    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError, and the CPU's
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
         raise UserError(NO_MEMORY.format(B, T_out)) from None
     terms = np.array([[1, T, B * T] for B, T in shapes], dtype=float)
@@ -396,7 +396,7 @@ def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip
         )
     frames = sum(clip.n_frames for clip in clips)
     checkpoint = 12 * cost.n_parameters  # bytes: weights, and Adam's two moments
-    needed = (2 * done.count(0) + 1) * checkpoint
+    needed = ((hparams.keep_checkpoints + 1) * done.count(0) + 1) * checkpoint
     for n_done, of_plan in zip(done, found, strict=True):
         left = max(hparams.epochs - n_done, 0)
         needed += left * (500 * of_plan.n_batches + 2e5 / hparams.epochs_per_validation)  # logs
@@ -488,10 +488,7 @@ def run_series(args: argparse.Namespace, lock: int) -> list[tuple[str, int]]:
     """Train what is not finished yet; returns the runs that failed and their exit status."""
     base = create_hparams(args.hparams, args.preset)
     data = choose_data(args, base)
-    clips = [
-        load_clips(data[name], dataclasses.replace(base, **data))
-        for name in ("training_files", "validation_files")
-    ]
+    clips = load_data(dataclasses.replace(base, **data))
     jobs = make_jobs(args, data, [clip.n_frames for clip in clips[0]])
     refuse_other_settings(args.output, jobs)
     done = [epochs_done(job) for job in jobs]
@@ -511,9 +508,9 @@ def run_series(args: argparse.Namespace, lock: int) -> list[tuple[str, int]]:
         started = time.perf_counter()
         status = train(job, args.preset, lock)
         minutes = (time.perf_counter() - started) / 60
-        if status == 130:  # Ctrl-C
+        if status in (130, 143):  # Ctrl-C here, or SIGTERM to train.py
             print(f"{title}: stopped; the same command goes on from here")
-            sys.exit(130)
+            sys.exit(status)
         if status:
             failed.append((title, status))
             print(f"{title}: FAILED with status {status}; going on with the others", flush=True)

@@ -11,6 +11,7 @@ import torch
 
 from data_utils import Batch, collate
 from hparams import HParams, create_hparams
+from scripts.soak import MODEL
 
 # A busy machine is no failure. (Hypothesis knows CI by itself, and is not random there.)
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -18,12 +19,7 @@ if not os.environ.get("CI"):
     hypothesis.settings.load_profile("untimed")
 
 # DECODER=reference bash scripts/test.sh runs every test with another decoder.
-TINY = (
-    f"decoder={os.environ.get('DECODER', 'scan')},"
-    "symbols_embedding_dim=8,encoder_embedding_dim=8,prenet_dim=8,attention_rnn_dim=12,"
-    "attention_dim=6,attention_location_n_filters=4,attention_location_kernel_size=5,"
-    "decoder_rnn_dim=10,postnet_embedding_dim=8,n_mel_channels=10,num_workers=0,"
-)
+TINY = f"decoder={os.environ.get('DECODER', 'scan')},{MODEL},num_workers=0,"
 WORDS = ("one", "two tones", "three more tones", "a tone", "the longest of all these tones")
 
 

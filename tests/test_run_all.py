@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint import checkpoints
 from hparams import UserError
 from scripts import run_all
 from scripts.paper import EXPERIMENTS, experiment_settings
@@ -119,7 +120,7 @@ def test_a_finished_series_is_only_reported(series, tones):
 def test_killed_in_the_fourth_run_and_called_again_the_tables_are_equal(series, tones, tmp_path):
     options = arguments(tones, tmp_path / "killed", "--epochs", "2", "--only", FOUR)
     process = start(*options)
-    wait_for(tmp_path / "killed" / "BKT-BR" / "seed0" / "checkpoint_last.pt")  # of one epoch
+    wait_for(tmp_path / "killed" / "BKT-BR" / "seed0" / "checkpoint_00000008.pt")  # of one epoch
     pids = (tmp_path / "killed" / "lock").read_text()
     for pid in re.findall(r"\d+", pids):  # run_all.py's and train.py's
         os.kill(int(pid), signal.SIGKILL)
@@ -159,11 +160,12 @@ def test_interrupted_it_ends_its_training_and_says_how_to_go_on(tones, tmp_path,
 
 def test_a_failed_run_is_reported_and_the_rest_go_on(series, tones, tmp_path):
     output = shutil.copytree(series[0], tmp_path / "table2")
-    (output / "SB-BR" / "seed0" / "checkpoint_last.pt").write_bytes(b"damaged")
+    for path in checkpoints(output / "SB-BR" / "seed0"):
+        path.write_bytes(b"damaged")
     shutil.rmtree(output / "SSB-BR")
     process = start(*arguments(tones, output, "--epochs", "2", "--only", "SB-BR SSB-BR"))
     printed = finish(process, 1)
-    assert "checkpoint_last.pt: not a checkpoint, or damaged" in printed
+    assert "checkpoint_00000016.pt: not a checkpoint, or damaged" in printed
     assert "[1/2] SB-BR, seed 0: FAILED with status 2; going on" in printed
     assert "[2/2] SSB-BR, seed 0: done in" in printed
     assert "SB-BR, seed 0: FAILED with status 2, see above" in printed

@@ -59,7 +59,7 @@ def test_compare_runs_names_what_it_cannot_read(tmp_path, monkeypatch, content, 
 
 
 def test_synthesize_speaks_each_text(run, tmp_path, monkeypatch, capsys):
-    checkpoint, speech = run / "checkpoint_last.pt", tmp_path / "speech"
+    checkpoint, speech = run / "checkpoint_best.pt", tmp_path / "speech"
     call(synthesize.main, monkeypatch, "One tone.", "2 tones!", "-c", checkpoint, "-o", speech)
     assert capsys.readouterr().out.count("cut off: it never stopped") == 2
     names = {f"{i}.{end}" for i in (1, 2) for end in ("wav", "png", "npy")}
@@ -74,7 +74,7 @@ def test_synthesize_speaks_each_text(run, tmp_path, monkeypatch, capsys):
 
 def test_synthesize_refuses_text_without_words(run, monkeypatch):
     with pytest.raises(UserError, match=r"text '\.\.\.' has nothing to speak"):
-        call(synthesize.main, monkeypatch, "fine", "...", "-c", run / "checkpoint_last.pt")
+        call(synthesize.main, monkeypatch, "fine", "...", "-c", run / "checkpoint_best.pt")
 
 
 def test_synthesize_takes_nvidias_checkpoint(tmp_path, monkeypatch):
@@ -87,7 +87,7 @@ def test_synthesize_takes_nvidias_checkpoint(tmp_path, monkeypatch):
 
 
 def test_settings_of_another_version_are_named(run, monkeypatch):
-    state = load_checkpoint(run / "checkpoint_last.pt")
+    state = load_checkpoint(run / "checkpoint_best.pt")
     save_checkpoint(run / "old.pt", {**state, "hparams": {"gone": 1}})
     with pytest.raises(UserError, match=r"old\.pt: no settings of this version in it .*'gone'"):
         call(synthesize.main, monkeypatch, "fine", "-c", run / "old.pt")

@@ -1,0 +1,600 @@
+"""Nothing is lost and nothing is wrong in silence: train.py stopped, killed, starved and misled."""
+
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import data_utils
+import train
+import trainer
+from checkpoint import checkpoints, load_checkpoint, load_newest
+from hparams import UserError, create_hparams
+from loss_function import Tacotron2Loss
+from scripts import find_batch_capacity, soak
+
+ROOT = Path(__file__).resolve().parent.parent
+EVERY_BATCH = "checkpoint_minutes=1e-9,"
+
+
+def run(monkeypatch, output: Path, settings: str, *options: str) -> int:
+    """Train in this process; the exit status."""
+    arguments = ["train.py", "-o", str(output), "--hparams", settings, *options]
+    monkeypatch.setattr(sys, "argv", arguments)
+    try:
+        train.main()
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def start(output: Path, settings: str, *options: str, **process_options) -> subprocess.Popen:
+    command = [sys.executable, "train.py", "-o", output, "--resume", "--hparams", settings]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, *options], cwd=ROOT, **pipes, **process_options)
+
+
+def finish(process: subprocess.Popen, status: int) -> tuple[str, str]:
+    """The output and the errors of a process, which ends with ``status`` and no traceback."""
+    output, errors = process.communicate(timeout=200)
+    assert process.returncode == status, output + errors
+    assert "Traceback" not in errors
+    return output, errors
+
+
+def wait_for(process: subprocess.Popen, output: Path, text: bytes) -> None:
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        if (output / "metrics.jsonl").exists() and text in (output / "metrics.jsonl").read_bytes():
+            return
+        time.sleep(0.01)
+    pytest.fail("".join(process.communicate()))
+
+
+def records(output: Path, event: str = "") -> list[dict]:
+    lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if event in ("", line["event"])]
+
+
+# Exact resume
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("strategy", ["RAND", "SB", "SSB", "BKT", "ATS"])
+def test_stopped_after_every_batch_it_is_the_same_run(
+    tmp_path, settings, monkeypatch, strategy, dynamic
+):
+    """And amid every validation. Weights, moments and metrics equal the unbroken run's."""
+    settings += (
+        f"batching_strategy={strategy},dynamic_batch_size={dynamic},bucket_size=6,n_bins=2,"
+        "epochs=2,epochs_per_validation=1,largest_first=False"
+    )
+    assert run(monkeypatch, tmp_path / "whole", settings) == 0
+    step, scores, validated = trainer.Run.step, trainer.alignment_scores, []
+
+    def step_and_stop(*args):
+        loss = step(*args)
+        random.random(), np.random.random()  # what a user's code may draw
+        os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+
+    def stop_once_an_epoch(*args):
+        validated.append(len(checkpoints(tmp_path / "broken")))
+        if len(validated) in (1, 4):  # the first of two batches, of both epochs
+            os.kill(os.getpid(), signal.SIGINT)
+        return scores(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Run, "step", step_and_stop)
+        patch.setattr(trainer, "alignment_scores", stop_once_an_epoch)
+        statuses = [run(patch, tmp_path / "broken", settings, "--resume") for _ in range(20)]
+    n_batches = sum(line["n_batches"] for line in records(tmp_path / "whole", "epoch"))
+    stops = statuses[: statuses.index(0)]
+    assert stops.count(143) == n_batches and stops.count(130) == 2
+    soak.same(tmp_path / "whole", tmp_path / "broken")
+    whole, broken = (load_newest(tmp_path / name)[1] for name in ("whole", "broken"))
+    for key, moments in whole["optimizer"]["state"].items():
+        for name, moment in moments.items():
+            assert torch.equal(moment, broken["optimizer"]["state"][key][name])
+    for name in ("epoch", "batch", "step", "best_loss", "best_alignment", "metrics_size"):
+        if name != "metrics_size":  # the figures that are timed differ in length
+            assert whole["progress"][name] == broken["progress"][name]
+    curves = EventAccumulator(str(tmp_path / "broken")).Reload()
+    shown = [scalar.step for scalar in curves.Scalars("training/loss")]
+    assert shown == [line["step"] for line in records(tmp_path / "broken", "step")]
+
+
+def test_all_generators_go_on_where_they_were(tmp_path, settings, monkeypatch):
+    def draw() -> list[float]:
+        return [random.random(), np.random.random(), float(torch.rand(()))]
+
+    drawn = []
+    step = trainer.Run.step
+
+    def step_and_draw(*args):
+        loss = step(*args)
+        drawn.append(draw())
+        if stopping:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+
+    monkeypatch.setattr(trainer.Run, "step", step_and_draw)
+    random.seed(1), np.random.seed(1)
+    stopping = False
+    run(monkeypatch, tmp_path / "whole", settings + "epochs=1")
+    whole, drawn[:] = list(drawn), []
+    random.seed(1), np.random.seed(1)
+    stopping = True
+    while run(monkeypatch, tmp_path / "broken", settings + "epochs=1", "--resume"):
+        random.seed(9), np.random.seed(9), torch.manual_seed(9)
+    assert drawn == whole and len(drawn) > 1
+
+
+def test_the_time_of_an_epoch_is_added_up(tmp_path, settings, monkeypatch):
+    step = trainer.Run.step
+
+    def slow_step(*args):
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(*args)
+
+    monkeypatch.setattr(trainer.Run, "step", slow_step)
+    settings += "epochs=1,dynamic_batch_size=False,largest_first=False"
+    seconds = []
+    while run(monkeypatch, tmp_path / "run", settings, "--resume"):
+        seconds.append(load_newest(tmp_path / "run")[1]["progress"]["seconds"])
+    assert [second > 0.3 * (k + 1) for k, second in enumerate(seconds)] == [True] * 3
+    (epoch,) = records(tmp_path / "run", "epoch")
+    assert epoch["minutes"] * 60 == seconds[-1] and epoch["data_wait"] < 1
+    assert sum(line["n_batches"] for line in [epoch]) == len(records(tmp_path / "run", "step"))
+
+
+def test_two_runs_of_one_seed_are_equal(tmp_path, settings):
+    """In processes of their own; and with deterministic=True, which changes nothing on a CPU."""
+    runs = []
+    for name, more in (("one", ""), ("other", ""), ("third", ",deterministic=True")):
+        runs.append(start(tmp_path / name, f"{settings}epochs=2{more}"))
+    for process in runs:
+        finish(process, 0)
+    soak.same(tmp_path / "one", tmp_path / "other")
+    soak.same(tmp_path / "one", tmp_path / "third")
+
+
+def test_deterministic_asks_torch_for_it(tmp_path, settings, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    run(monkeypatch, tmp_path / "one", settings + "epochs=1,deterministic=True")
+    assert torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    run(monkeypatch, tmp_path / "two", settings + "epochs=1")
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_checkpoints_by_minutes_and_epochs_and_the_last_k(tmp_path, settings, monkeypatch):
+    settings += "epochs=4,epochs_per_validation=9,dynamic_batch_size=False,"
+    saved = []
+    save = trainer.save_checkpoint
+    monkeypatch.setattr(trainer, "save_checkpoint", lambda p, s: saved.append(p.name) or save(p, s))
+    run(monkeypatch, tmp_path / "epochs", settings + "epochs_per_checkpoint=2")
+    assert saved == ["checkpoint_00000006.pt", "checkpoint_best.pt"]
+    saved.clear()
+    minutes = "epochs_per_checkpoint=9,checkpoint_minutes="
+    run(monkeypatch, tmp_path / "minutes", settings + f"keep_checkpoints=3,{minutes}1e-9")
+    names = [f"checkpoint_{step:08d}.pt" for step in (1, 2, 4, 5, 7, 8, 10, 11, 12)]
+    assert saved == [*names[:-1], "checkpoint_best.pt"]
+    assert [path.name for path in checkpoints(tmp_path / "minutes")] == names[:-4:-1]
+    saved.clear()
+    run(monkeypatch, tmp_path / "never", settings + minutes + "0")
+    assert saved == ["checkpoint_best.pt"]
+
+
+def test_killed_between_the_best_checkpoint_and_the_newest_the_best_stays(
+    tmp_path, settings, monkeypatch
+):
+    settings += "epochs=3,epochs_per_validation=1,checkpoint_minutes=0,epochs_per_checkpoint=1,"
+    settings += "learning_rate=1e-2"  # so that every validation is the best
+    run(monkeypatch, tmp_path / "whole", settings)
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "link", die)
+        with pytest.raises(KeyboardInterrupt):
+            run(patch, tmp_path / "broken", settings)
+    assert not checkpoints(tmp_path / "broken")
+    run(monkeypatch, tmp_path / "broken", settings, "--resume")
+    soak.same(tmp_path / "whole", tmp_path / "broken")
+    best = [load_checkpoint(tmp_path / n / "checkpoint_best.pt") for n in ("whole", "broken")]
+    assert best[0]["progress"]["epoch"] == best[1]["progress"]["epoch"] == 3
+
+
+def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(
+    tmp_path, settings, monkeypatch, capsys
+):
+    settings += EVERY_BATCH + "epochs=2"
+    run(monkeypatch, tmp_path / "whole", settings)
+    shutil.copytree(tmp_path / "whole", tmp_path / "broken")
+    newest, _ = checkpoints(tmp_path / "broken")
+    newest.write_bytes(newest.read_bytes()[:1000])
+    capsys.readouterr()
+    assert run(monkeypatch, tmp_path / "broken", settings, "--resume") == 0
+    assert f"warning: {newest}: not a checkpoint, or damaged" in capsys.readouterr().err
+    soak.same(tmp_path / "whole", tmp_path / "broken")
+    assert Path(f"{newest}.damaged").stat().st_size == 1000
+
+
+def test_other_clips_are_another_run(tmp_path, corpus, settings, monkeypatch):
+    run(monkeypatch, tmp_path / "run", settings + "epochs=1")
+    lines = (corpus / "train.txt").read_text().splitlines(keepends=True)
+    moved = corpus / "moved.txt"
+    moved.write_text("".join(lines))  # another name is no other data
+    elsewhere = f"epochs=2,training_files={moved}"
+    assert run(monkeypatch, tmp_path / "run", elsewhere, "--resume") == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
+    moved.write_text("".join(lines[1:]))
+    with pytest.raises(UserError, match=r"was trained on clips of other texts, lengths or order"):
+        run(monkeypatch, tmp_path / "run", "epochs=3", "--resume")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*.*")} == before
+    with pytest.raises(UserError, match=r"learning_rate=0.001 there and 0.0001 here; leave them"):
+        run(monkeypatch, tmp_path / "run", "epochs=3,learning_rate=1e-4", "--resume")
+
+
+# Kills
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_finishes_the_batch_and_saves(tmp_path, settings, number):
+    """As Ctrl-C in a terminal, or a scheduler: the loader processes get it too."""
+    output = tmp_path / "run"
+    process = start(
+        output, settings.replace("num_workers=0", "num_workers=2") + "epochs=5000",
+        start_new_session=True,
+    )  # fmt: skip
+    wait_for(process, output, b'"step": 9,')
+    os.killpg(process.pid, number)
+    printed, errors = finish(process, 128 + number)
+    assert errors == f"{number.name}: finishing the batch\n"
+    path, state = load_newest(output)
+    at = state["progress"]
+    assert printed.endswith(
+        f"{number.name}: saved {path} after epoch {at['epoch']}, batch {at['batch']}; --resume "
+        "goes on from there\n"
+    )
+    assert at["step"] == records(output, "step")[-1]["step"] >= 9
+    assert (output / "metrics.jsonl").stat().st_size == at["metrics_size"]
+
+
+def test_a_loader_process_that_is_killed_is_said(tmp_path, settings):
+    output = tmp_path / "run"
+    workers = settings.replace("num_workers=0", "num_workers=1")
+    process = start(output, workers + "epochs=5000")
+    wait_for(process, output, b'"step": 3,')
+    (worker,) = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()
+    os.kill(int(worker), signal.SIGKILL)
+    _, errors = finish(process, 2)
+    assert errors == (
+        "error: a loader process was killed, perhaps for want of memory; --resume, with a smaller "
+        "num_workers than 1\n"
+    )
+
+
+def test_a_second_process_is_refused_and_a_second_signal_ends_it_at_once(tmp_path, settings):
+    process = start(tmp_path / "run", settings + "epochs=5000")
+    wait_for(process, tmp_path / "run", b'"step": 3,')
+    _, errors = finish(start(tmp_path / "run", settings + "epochs=5000"), 2)
+    message = f"in use by process {process.pid}; wait for its end, or give another -o"
+    assert errors == f"error: {tmp_path}/run: {message}\n"
+    process.send_signal(signal.SIGSTOP)  # so that both come between two batches
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
+    process.communicate()
+    assert process.returncode in (130, 143)
+
+
+def test_killed_at_random_moments_and_resumed_it_is_the_same_run(tmp_path):
+    found, steps = soak.soak(tmp_path / "soak", "SSB", 4, random.Random(), epochs=8)
+    assert found.total() == 4 and steps >= 8
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_a_full_disk_is_reported_and_what_is_there_stays(tmp_path, settings):
+    """On a file system of 1 MB of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    settings = settings.replace("prenet_dim=8", "prenet_dim=128")
+    command = [sys.executable, "train.py", "-o", disk / "run", "--resume", "--hparams"]
+    command += [settings + EVERY_BATCH + "epochs=300,keep_checkpoints=1"]
+    script = (
+        'mount -t tmpfs -o size=2m none "$0" || exit 77; "$@"; status=$?; '
+        'cp -r "$0/run" "$0.kept"; exit $status'
+    )
+    process = subprocess.run(
+        ["unshare", "-rm", "bash", "-c", script, disk, *command],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if process.returncode in (1, 77) and "train" not in process.stderr + process.stdout:
+        pytest.skip("no file system of one's own here")
+    check_full(process, tmp_path / "disk.kept", disk / "run")
+
+
+def test_a_file_that_cannot_grow_is_reported_and_what_is_there_stays(tmp_path, settings):
+    """As on a full disk: a limit on the size of files, which the metrics meet first."""
+    output = tmp_path / "run"
+    process = start(
+        output,
+        settings + EVERY_BATCH + "epochs=3000",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
+    )
+    process.stdout, process.stderr = process.communicate(timeout=200)
+    check_full(process, output, output)
+
+
+def check_full(process, kept: Path, output: Path) -> None:
+    """One line, status 2, and a checkpoint that is whole."""
+    assert process.returncode == 2, process.stderr
+    full = r"\((No space left on device|File too large)\)"
+    assert re.fullmatch(
+        rf"error: {output}\S*( or \S+)?: cannot be (saved|written) {full}, .* intact; make room, "
+        r"then --resume\n",
+        process.stderr,
+    ), process.stderr
+    assert not list(kept.glob("*.part"))
+    path, state = load_newest(kept)
+    assert path and (kept / "metrics.jsonl").stat().st_size >= state["progress"]["metrics_size"]
+
+
+def test_bad_data_ends_it_before_it_begins(tmp_path, corpus, settings):
+    (corpus / "2.wav").unlink()
+    with open(corpus / "val.txt", "a") as file:
+        file.write("3.wav|\n")
+    _, errors = finish(start(tmp_path / "run", settings), 2)
+    assert errors == (
+        f"error: {corpus}/train.txt:3: {corpus}/2.wav: no such file; mend its line, or set "
+        f"data_dir\n{corpus}/val.txt:5: text '' has nothing to speak once cleaned; mend or remove "
+        "it\n"
+    )
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
+    assert not (corpus / "cache").exists()
+
+
+# Numbers
+
+
+class Broken(Tacotron2Loss):
+    """Not finite at its third and fourth call, and from the seventh on."""
+
+    calls = 0
+
+    def forward(self, output, batch):
+        loss = super().forward(output, batch)
+        Broken.calls += 1
+        if Broken.calls in (3, 4) or Broken.calls > 6:
+            factor = float("nan") if Broken.calls % 2 else float("inf")
+            return loss._replace(objective=loss.objective * factor, total=loss.total * factor)
+        return loss
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_its_clips_are_named(
+    tmp_path, corpus, settings, monkeypatch, capsys
+):
+    settings += "dynamic_batch_size=False,epochs=4,epochs_per_validation=9,largest_first=False,"
+    settings += "epochs_per_checkpoint=1,max_bad_steps=3"
+    monkeypatch.setattr(train, "Tacotron2Loss", Broken)
+    with pytest.raises(UserError) as error:
+        run(monkeypatch, tmp_path / "run", settings)
+    bad, steps = records(tmp_path / "run", "bad_step"), records(tmp_path / "run", "step")
+    assert [(line["epoch"], line["batch"]) for line in bad] == [
+        (0, 2),
+        (1, 0),
+        (2, 0),
+        (2, 1),
+        (2, 2),
+    ]
+    assert [line["loss"] for line in bad] == ["nan", "inf", "nan", "inf", "nan"]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    hparams = create_hparams(settings)
+    clips = data_utils.load_clips(hparams.training_files, hparams)
+    sampler = data_utils.training_sampler(clips, hparams)
+    for line in bad:
+        sampler.set_epoch(line["epoch"])
+        assert line["clips"] == [clips[i].place for i in sampler.plan[line["batch"]]]
+    printed = capsys.readouterr().out
+    assert (
+        f"warning: epoch 0, batch 2: loss nan, gradient nan, in {', '.join(bad[0]['clips'])}: step "
+        "skipped"
+    ) in printed
+    assert str(error.value) == (
+        f"epoch 2, batch 2: loss nan, gradient nan, in {', '.join(bad[4]['clips'])}; that is 3 "
+        "steps in a row, and the checkpoints are as they were; mend these clips, or go on by -c "
+        "from one with a smaller learning_rate"
+    )
+    assert [line["skipped_steps"] for line in records(tmp_path / "run", "epoch")] == [1, 1]
+    path, state = load_newest(tmp_path / "run")
+    assert path.name == "checkpoint_00000004.pt"
+    assert all(weight.isfinite().all() for weight in state["state_dict"].values())
+    curves = EventAccumulator(str(tmp_path / "run")).Reload()
+    assert "training/bad_step/text_summary" in curves.Tags()["tensors"]
+
+
+def test_a_clip_that_poisons_batch_norm_leaves_no_trace(tmp_path, settings, monkeypatch):
+    """A mel that is not finite, from a cache say, spoils the forward pass too."""
+    settings += "epochs=1,dynamic_batch_size=False,largest_first=False,"
+    collate = data_utils.collate
+    batches = []
+
+    def poisoned(clips):
+        batch = collate(clips)
+        batches.append(batch)
+        if len(batches) == 2:
+            batch.mel[0, 0, 0] = float("inf")
+        return batch
+
+    monkeypatch.setattr(data_utils, "collate", poisoned)
+    assert run(monkeypatch, tmp_path / "run", settings) == 0
+    state = load_newest(tmp_path / "run")[1]["state_dict"]
+    assert all(weight.isfinite().all() for weight in state.values())
+    assert len(records(tmp_path / "run", "bad_step")) == 1
+    (validation,) = records(tmp_path / "run", "validation")
+    assert np.isfinite(validation["loss"])
+    assert state["postnet.convolutions.0.1.num_batches_tracked"] == 2  # of three batches
+
+
+def test_attention_that_collapses_is_said(tmp_path, settings, monkeypatch, capsys):
+    scores = iter([0.4, 0.2, 0.9, 0.8, 0.3])
+
+    def score(alignment, *_):
+        return torch.full((len(alignment),), now), torch.zeros(len(alignment))
+
+    validate = trainer.validate
+
+    def validate_next(*args):
+        nonlocal now
+        now = next(scores)
+        return validate(*args)
+
+    now = 0.0
+    monkeypatch.setattr(trainer, "alignment_scores", score)
+    monkeypatch.setattr(trainer, "validate", validate_next)
+    for epochs in (4, 5):  # the best is remembered by a checkpoint
+        change = f"epochs={epochs},epochs_per_validation=1"
+        run(monkeypatch, tmp_path / "run", settings + change, "--resume")
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "collapsed" in line]
+    assert warnings == [
+        "warning: alignment 0.30 was 0.90: attention collapsed; if it does not come back, go on by "
+        "-c from checkpoint_best.pt with a smaller learning_rate"
+    ]
+    found = [line["diagonality"] for line in records(tmp_path / "run", "validation")]
+    assert found == pytest.approx([0.4, 0.2, 0.9, 0.8, 0.3])
+
+
+# Memory
+
+
+@pytest.mark.parametrize("strategy", ["RAND", "SSB", "BKT"])
+def test_the_largest_batches_of_a_run_are_found(corpus, settings, strategy):
+    hparams = create_hparams(settings + f"batching_strategy={strategy},bucket_size=6")
+    clips = data_utils.load_clips(hparams.training_files, hparams)
+    sampler = data_utils.training_sampler(clips, hparams)
+    found = data_utils.largest_batches(clips, sampler, range(3, 9))
+    assert 1 <= len(found) <= 3
+
+    def sizes(batch: list[int]) -> np.ndarray:
+        T_in = max(len(clips[i].ids) for i in batch)
+        T_out = max(clips[i].n_frames for i in batch)
+        return len(batch) * np.array([T_out, T_in, T_in * T_out])
+
+    largest = np.zeros(3, dtype=int)
+    for epoch in range(3, 9):
+        sampler.set_epoch(epoch)
+        for batch in sampler.plan:
+            largest = np.maximum(largest, sizes(batch.tolist()))
+    assert np.max([sizes(batch) for batch in found], axis=0).tolist() == largest.tolist()
+
+
+def test_trying_the_largest_batches_changes_nothing(tmp_path, settings, monkeypatch):
+    for name in ("True", "False"):
+        run(monkeypatch, tmp_path / name, settings + f"epochs=2,largest_first={name}")
+    soak.same(tmp_path / "True", tmp_path / "False")
+
+
+@pytest.mark.parametrize(
+    ("change", "most", "fix"),
+    [
+        ("", 110, r"set batch_capacity_seconds=1 \(now 2\)"),
+        ("batching_strategy=RAND,dynamic_batch_size=False", 110, r"set batch_size=2 \(now 3\)"),
+        ("", 5, "not even one clip fits: remove the longest, or reduce the model"),
+    ],
+)
+def test_out_of_memory_shows_at_once_and_says_what_to_set(
+    tmp_path, settings, monkeypatch, change, most, fix
+):
+    class Full(Tacotron2Loss):
+        def forward(self, output, batch):
+            if batch.gate.numel() > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+            return super().forward(output, batch)
+
+    monkeypatch.setattr(train, "Tacotron2Loss", Full)
+    message = rf"^a batch of \d clips, up to \d+ frames and \d+ symbols long, needs more .*; {fix}"
+    with pytest.raises(UserError, match=message):
+        run(monkeypatch, tmp_path / "run", settings + "epochs=1," + change)
+    with pytest.raises(UserError, match=r"^epoch 0, batch \d: a batch of .*; --resume with less"):
+        run(monkeypatch, tmp_path / "run", settings + "epochs=1,largest_first=False," + change)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_the_memory_of_a_cpu_ends_as_a_gpus_does(tmp_path, settings):
+    """A limit on the process's memory, which 60 M parameters with moments do not fit."""
+    process = start(
+        tmp_path / "run",
+        settings.replace("postnet_embedding_dim=8", "postnet_embedding_dim=2000") + "epochs=1",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30)),
+    )
+    _, errors = finish(process, 2)
+    assert re.fullmatch(r"error: a batch of \d clips, up to \d+ .*; not even one clip .*\n", errors)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_find_batch_capacity_tries_until_all_fits_or_nothing_does(settings):
+    command = [sys.executable, "scripts/find_batch_capacity.py", "--hparams", settings + "epochs=3"]
+    for gib, status, end in (
+        ("16", 0, "all clips fit one batch\nthe most that fits; leave some room: "
+                  "batch_capacity_seconds=4\n"),
+        ("0.1", 2, "error: not even the longest clip, of 40 frames, fits the memory; remove it, or "
+                   "reduce the model\n"),
+    ):  # fmt: skip
+        result = subprocess.run(
+            [*command, "--memory_gib", gib], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == status, result.stderr
+        assert (result.stdout + result.stderr).endswith(end)
+        assert ("GiB" in result.stdout) == (status == 0)
+
+
+@pytest.mark.parametrize("most", [40, 79, 80, 133, 190])
+def test_find_batch_capacity_finds_the_most(settings, monkeypatch, capsys, most):
+    tried = []
+
+    def try_capacity(capacity, *_):
+        tried.append(capacity)
+        return 1.0 if capacity <= most else None
+
+    monkeypatch.setattr(find_batch_capacity, "try_capacity", try_capacity)
+    settings += "hop_length=220"  # of 50 frames at most
+    monkeypatch.setattr(sys, "argv", ["find_batch_capacity.py", "--hparams", settings])
+    if most < 50:
+        with pytest.raises(UserError, match="not even the longest clip, of 51 frames, fits"):
+            find_batch_capacity.main()
+        return
+    find_batch_capacity.main()
+    fits = max(capacity for capacity in tried if capacity <= most)
+    assert most - fits <= 0.04 * most and len(tried) <= 9
+    seconds = int(fits * 220 / 22050)
+    assert capsys.readouterr().out.endswith(f"batch_capacity_seconds={seconds}\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory_gib", "0"], "--memory_gib 0.0: use a number above 0"),
+        (["--tolerance", "2"], "--tolerance 2.0: use a number between 0 and 1"),
+        (["--hparams", "dynamic_batch_size=False"], "batches have no capacity; leave it out"),
+    ],
+)
+def test_find_batch_capacity_refuses_what_makes_no_sense(monkeypatch, options, message):
+    monkeypatch.setattr(sys, "argv", ["find_batch_capacity.py", *options])
+    with pytest.raises(UserError, match=re.escape(message)):
+        find_batch_capacity.main()
