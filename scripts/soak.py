@@ -71,25 +71,28 @@ def kill_once(
     output: Path, settings: str, log: Path, rng: random.Random, startup: float
 ) -> str | None:
     """Start the training, kill it; returns what it was at, or None if it was done before."""
+    metrics, aim = output / "metrics.jsonl", rng.choice(("the start", "training", "a save"))
+    before = metrics.stat().st_mtime_ns if metrics.exists() else 0
+
+    def trains() -> bool:
+        return metrics.exists() and metrics.stat().st_mtime_ns != before
+
     process = start(output, settings, log)
-    if rng.random() < 0.5:  # amid a save, as near as can be told from outside
-        patience = time.monotonic() + startup + rng.uniform(0, 1)
-        while process.poll() is None and time.monotonic() < patience:
-            time.sleep(0.0002)
-        while process.poll() is None and not any(output.glob("*.part")):
-            pass
-        time.sleep(rng.uniform(0, 0.002))
+    if aim == "the start":
+        time.sleep(rng.uniform(0, startup))
     else:
-        deadline = time.monotonic() + rng.uniform(0, startup + 1)
-        while process.poll() is None and time.monotonic() < deadline:
+        while process.poll() is None and not trains():
             time.sleep(0.001)
-    before = len(checkpoints(output))
+        time.sleep(rng.uniform(0, 1))
+    while aim == "a save" and process.poll() is None and not any(output.glob("*.part")):
+        pass  # as near as can be told from outside
+    time.sleep(rng.uniform(0, 0.002))
     process.kill()
     if process.wait() == 0:
         return None
     if any(output.glob("*.part")):
         return "a save"
-    return "training" if before else "the start"
+    return "training" if trains() else "the start"
 
 
 def same(one: Path, other: Path) -> None:
@@ -154,7 +157,7 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=100, help="in all (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--epochs", type=int, default=60, help="of each run (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=120, help="of each run (default %(default)s)")
     parser.add_argument("--only", default=" ".join(STRATEGIES), help="(default %(default)s)")
     args = parser.parse_args()
     rng, strategies = random.Random(args.seed), args.only.split()
