@@ -252,6 +252,8 @@ class Run:
             return False
         finally:
             self.optimizer.zero_grad()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()  # what is left in pieces, for the next trial
         return True
 
     def suggestion(self, B: int, fitting: int, dataset: MelDataset) -> str:
