@@ -77,6 +77,10 @@ class Problem(NamedTuple):
     def __str__(self) -> str:
         return f"{self.place}: {self.message}"
 
+    def line(self) -> tuple[str, int]:
+        filelist, _, number = self.place.rpartition(":")
+        return filelist, int(number)
+
 
 def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     """The training and the validation clips: lines of ``path|text`` in filelists joined with
@@ -92,7 +96,8 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     """
     names = hparams.training_files, hparams.validation_files
     clips, problems = zip(*(_read_clips(name, hparams) for name in names), strict=True)
-    if not any(clips) and all("no such file" in p.message for found in problems for p in found):
+    found = [one.message for of_set in problems for one in of_set]
+    if found and not any(clips) and all("no such file" in message for message in found):
         raise UserError(
             f"setting data_dir={hparams.data_dir}: has none of the clips that "
             f"{' and '.join(names)} list; name the folder that their paths start from"
@@ -123,6 +128,8 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
                 _sift(of_set, found, lambda clip: bad.get(clip.place))
                 for of_set, found in zip(clips, problems, strict=True)
             ]
+    for found in problems:
+        found.sort(key=Problem.line)
     if hparams.on_bad_clip == "error":
         refuse([*problems[0], *problems[1]])
     for files, left, found in zip(names, clips, problems, strict=True):

@@ -243,20 +243,20 @@ def test_everything_that_is_wrong_is_in_one_report(corpus, settings):
     lines = report(settings + "batch_capacity=39")
     cut = len(whole) // 2 - 44
     expected = [
+        "train.txt:2: nan.wav: has samples that are not finite; replace it",
         f"train.txt:3: cut.wav: cut off: has {cut:,} of the {len(whole) - 44:,} bytes of samples "
         "that its header names; copy it again, or remove the line",
         "train.txt:4: 0.wav is on train.txt:1 too; keep one",
         "train.txt:5: byte 0xe9 is not UTF-8; save as UTF-8",
+        "train.txt:6: 9.wav is in validation too (val.txt:1); keep one of the lines",
         "train.txt:7: text of 599 symbols, above max_text_length=500; split the clip, remove its "
         "line, or raise the setting",
         "train.txt:8: 'QQ' in braces is no ARPAbet phone; use ",
-        "train.txt:6: 9.wav is in validation too (val.txt:1); keep one of the lines",
         "train.txt:9: 7.wav has 40 frames, above the batch capacity of 39; set batch_capacity=40 "
         "or more, or remove the line",
-        "train.txt:2: nan.wav: has samples that are not finite; replace it",
         "val.txt:2: rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz",
-        "val.txt:4: text '' has nothing to speak once cleaned; mend or remove it",
         "val.txt:3: silent.wav: is silent (peak 0); remove its line",
+        "val.txt:4: text '' has nothing to speak once cleaned; mend or remove it",
     ]
     for line, start in zip(lines, expected, strict=True):
         assert line.startswith(start)
@@ -275,6 +275,12 @@ def test_a_folder_that_has_none_of_the_clips_is_one_line(corpus, settings, tmp_p
     settings = settings.replace(f"data_dir={corpus}", f"data_dir={tmp_path}/elsewhere")
     (line,) = report(settings)
     assert line.startswith(f"setting data_dir={tmp_path}/elsewhere: has none of the clips that ")
+
+
+def test_lists_without_a_line_are_said(corpus, settings):
+    for name in ("train.txt", "val.txt"):
+        (corpus / name).write_text("\n\n")
+    assert report(settings) == ["train.txt: has no clips; write lines of path|text"]
 
 
 def many_clips(corpus, bad: dict[int, str]) -> None:
@@ -298,8 +304,8 @@ def test_up_to_one_percent_of_bad_clips_can_be_skipped(corpus, settings, capsys,
         assert len(train) == 198 and len(val) == 4
         assert "many8.wav" in train[7].path
         assert capsys.readouterr().out.replace(f"{corpus}/", "").splitlines() == [
-            "skipped: train.txt:10: gone.wav: no such file; mend its line, or set data_dir",
             "skipped: train.txt:8: silent.wav: is silent (peak 0); remove its line",
+            "skipped: train.txt:10: gone.wav: no such file; mend its line, or set data_dir",
             "skipped 2 of the 200 clips of train.txt",
         ]
     many_clips(corpus, {7: "silent.wav", 9: "gone.wav", 11: "stereo.wav"})
