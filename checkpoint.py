@@ -2,6 +2,7 @@
 code, verified against the model.
 """
 
+import errno
 import fcntl
 import os
 import pickle
@@ -65,11 +66,19 @@ def locked(folder: Path) -> Iterator[None]:
         UserError: another process holds it, or it cannot be written.
     """
     make_folder(folder)
-    with open(folder / "lock", "a+b") as file:
+    try:
+        file = (folder / "lock").open("a+b")
+    except OSError as error:
+        raise UserError(f"{folder}/lock: {error.strerror}; remove it") from None
+    with file:
         try:
             # A record lock: loader processes, which may outlive a killed training, have none.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise UserError(
+                    f"{folder}: cannot be locked ({error.strerror}); give a folder on another disk"
+                ) from None
             file.seek(0)
             raise UserError(
                 f"{folder}: in use by process {file.read().decode()}; wait for its end, or give "
@@ -78,7 +87,7 @@ def locked(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()).encode())
         file.flush()
-        for part in folder.glob("*.part"):  # of a process that was killed
+        for part in folder.glob("checkpoint_*.pt.part"):  # of a process that was killed
             part.unlink()
         yield
 
@@ -93,11 +102,16 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)  # the name too
-        os.close(folder)
+        _sync_names(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _sync_names(folder: Path) -> None:
+    """See that the names of a folder's files are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -121,21 +135,24 @@ def link(path: Path, name: Path) -> None:
     part = name.with_name(f"{name.name}.part")
     try:
         os.link(path, part)
+        os.replace(part, name)
+        _sync_names(name.parent)
     except OSError:  # a file system without links
-        shutil.copyfile(path, part)
-    os.replace(part, name)
+        with open(path, "rb") as source, replacing(name) as file:
+            shutil.copyfileobj(source, file)
 
 
 def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
     """A run's newest checkpoint that is whole, and its state; (None, {}) if the run has none.
 
-    Damaged ones are reported, and left as they are.
+    Damaged ones are reported, and left as they are. The best one serves where no other does.
 
     Raises:
         UserError: there are checkpoints, and none is whole.
     """
     problems = []
-    for path in checkpoints(folder):
+    numbered = checkpoints(folder)
+    for path in [*numbered, *sorted(set(folder.glob("checkpoint_*.pt")) - set(numbered))]:
         try:
             state = load_checkpoint(path)
         except UserError as error:
@@ -145,10 +162,8 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
             print(f"warning: {problem}; going on from {path.name}", file=sys.stderr)
         return path, state
     if problems:
-        fix = "give another -o"
-        if (folder / BEST).exists():
-            fix = f"go on from {folder / BEST} by -c, with another -o"
-        raise UserError("\n".join([*problems, f"{folder}: no checkpoint is whole; {fix}"]))
+        problems.append(f"{folder}: no checkpoint is whole; give another -o")
+        raise UserError("\n".join(problems))
     return None, {}
 
 
@@ -226,7 +241,10 @@ def saved_hparams(state: dict[str, Any], path: Path) -> HParams:
     try:
         return HParams(**state["hparams"])
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: no settings of this version in it ({error})") from None
+        raise UserError(
+            f"{path}: no settings of this version in it ({error}); start from its weights by -c "
+            "and --warm_start, with another -o"
+        ) from None
 
 
 def load_weights(
@@ -336,7 +354,7 @@ class StopSignals:
     def _note(self, number: int, _: object) -> None:
         self.number = number
         self.__exit__()
-        print(f"{signal.Signals(number).name}: finishing the batch", file=sys.stderr)
+        os.write(2, f"{signal.Signals(number).name}: finishing the batch\n".encode())
 
     def check(self) -> None:
         if self.number:

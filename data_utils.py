@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import stat
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -48,7 +49,16 @@ class Clip(NamedTuple):
     ids: list[int]  # symbols of the cleaned text
     n_frames: int  # of its mel: n_samples // hop_length + 1
     place: str  # "filelist:line", for messages
-    stamp: tuple[int, int]  # size (bytes) and time of change (ns) of the wav file as it was checked
+    stamp: "Stamp"  # of the wav file as it was checked
+
+
+class Stamp(NamedTuple):
+    """What tells that a file is another than it was."""
+
+    size: int  # bytes
+    mtime: int  # ns, of its last change
+    device: int
+    inode: int  # with the device, the same for all names of one file
 
 
 class Batch(NamedTuple):
@@ -95,19 +105,30 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
             cannot be used are printed and left out, unless they are more than 1 % of a set.
     """
     names = hparams.training_files, hparams.validation_files
-    clips, problems = zip(*(_read_clips(name, hparams) for name in names), strict=True)
+    sets, unread = [], {}
+    for name in names:
+        try:
+            sets.append(_read_clips(name, hparams))
+        except UserError as error:  # a setting, or a list that cannot be read
+            unread[str(error)] = sets.append(([], []))
+    clips, problems = zip(*sets, strict=True)
     found = [one.message for of_set in problems for one in of_set]
-    if found and not any(clips) and all("no such file" in message for message in found):
+    if (
+        found
+        and not unread
+        and not any(clips)
+        and all("no such file" in message for message in found)
+    ):
         raise UserError(
             f"setting data_dir={hparams.data_dir}: has none of the clips that "
             f"{' and '.join(names)} list; name the folder that their paths start from"
         )
     report_left_out(((clip.place, clip.text) for of_set in clips for clip in of_set), hparams)
-    places, capacity = {clip.path: clip.place for clip in clips[1]}, batch_capacity(hparams)
+    places, capacity = {clip.stamp[2:]: clip.place for clip in clips[1]}, batch_capacity(hparams)
 
     def problem(clip: Clip) -> str | None:
-        if clip.path in places:
-            return f"{clip.path} is in validation too ({places[clip.path]}); keep one of the lines"
+        if place := places.get(clip.stamp[2:]):
+            return f"{clip.path} is in validation too ({place}); keep one of the lines"
         if capacity is not None and clip.n_frames > capacity:
             fix = f"batch_capacity={clip.n_frames}"
             if hparams.batch_capacity_seconds:
@@ -130,8 +151,8 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
             ]
     for found in problems:
         found.sort(key=Problem.line)
-    if hparams.on_bad_clip == "error":
-        refuse([*problems[0], *problems[1]])
+    if unread or hparams.on_bad_clip == "error":
+        refuse([*unread, *problems[0], *problems[1]])
     for files, left, found in zip(names, clips, problems, strict=True):
         n_lines = len(left) + len(found)
         if len(found) > MAX_SKIPPED * n_lines:
@@ -180,9 +201,8 @@ def _read_clips(filelists: str, hparams: HParams) -> tuple[list[Clip], list[Prob
                 place = f"{filelist.strip()}:{number}"
                 try:
                     clip = _parse_line(line, place, hparams)
-                    if clip.path in places:
-                        raise UserError(f"{clip.path} is on {places[clip.path]} too; keep one")
-                    places[clip.path] = place
+                    if (other := places.setdefault(clip.stamp[2:], place)) != place:
+                        raise UserError(f"{clip.path} is on {other} too; keep one")
                     clips.append(clip)
                 except UserError as error:
                     problems.append(Problem(place, str(error)))
@@ -252,13 +272,24 @@ def _parse_line(line: str, place: str, hparams: HParams) -> Clip:
     if not bar or not path or "|" in text or "\0" in line:
         raise UserError(f"{line.strip()!r} is not path|text; write a path, one |, and the text")
     path = os.path.normpath(os.path.join(hparams.data_dir, path))
-    n_samples, stamp = check_wav(path, hparams)
-    ids = speakable_ids(text, hparams)
-    if len(ids) > hparams.max_text_length:
-        raise UserError(
-            f"text of {len(ids)} symbols, above max_text_length={hparams.max_text_length}; split "
-            "the clip, remove its line, or raise the setting"
-        )
+    problems = []
+    try:
+        n_samples, stamp = check_wav(path, hparams)
+    except UserError as error:
+        problems.append(str(error))
+    try:
+        ids = speakable_ids(text, hparams)
+        if len(ids) < 2:  # batch norm has no variance of one character alone
+            raise UserError(f"text '{text}' is one symbol; training needs two or more")
+        if len(ids) > hparams.max_text_length:
+            raise UserError(
+                f"text of {len(ids)} symbols, above max_text_length={hparams.max_text_length}; "
+                "split the clip, remove its line, or raise the setting"
+            )
+    except UserError as error:
+        problems.append(str(error))
+    if problems:
+        raise UserError("; and: ".join(problems))
     return Clip(path, text, ids, n_samples // hparams.hop_length + 1, place, stamp)
 
 
@@ -277,8 +308,8 @@ def speakable_ids(text: str, hparams: HParams) -> list[int]:
     return ids
 
 
-def check_wav(path: str, hparams: HParams) -> tuple[int, tuple[int, int]]:
-    """Number of samples of a wav file, from its header, and its stamp (:class:`Clip`).
+def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
+    """Number of samples of a wav file, from its header, and its stamp.
 
     Raises:
         UserError: the file is missing, unreadable or cut off, of another rate, not mono, or
@@ -286,7 +317,8 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, tuple[int, int]]:
     """
     try:
         stamp = _stamp(path)
-        header = soundfile.info(path, verbose=True)
+        header = soundfile.info(path)
+        promised, there = _data_chunk(path)
     except OSError:
         raise UserError(f"{path}: no such file; mend its line, or set data_dir") from None
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a .raw file
@@ -298,14 +330,13 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, tuple[int, int]]:
         )
     if header.channels != 1:
         raise UserError(f"{path}: {header.channels} channels; mix it down to mono")
-    # libsndfile reads what is there, and says in its log that there should be more.
-    if cut := re.search(r"^data : (\d+) \(should be (\d+)\)", header.extra_info, re.MULTILINE):
-        promised, there = map(int, cut.groups())
-        if promised > there:
-            raise UserError(
-                f"{path}: cut off: has {there:,} of the {promised:,} bytes of samples that its "
-                "header names; copy it again, or remove the line"
-            )
+    if header.format not in ("WAV", "WAVEX", "FLAC"):  # in others a cut may go unnoticed
+        raise UserError(f"{path}: is {header.format}; convert it to wav or flac")
+    if promised > there:  # libsndfile reads what there is
+        raise UserError(
+            f"{path}: cut off: has {there:,} of the {promised:,} bytes of samples that its "
+            "header names; copy or convert it again, or remove the line"
+        )
     # Reflection at both ends needs more than half an FFT.
     least = max(hparams.win_length, hparams.filter_length // 2 + 1)
     if header.frames < least:
@@ -316,12 +347,24 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, tuple[int, int]]:
     return header.frames, stamp
 
 
-def _stamp(path: str) -> tuple[int, int]:
-    """Size (bytes) and time of change (ns) of a file; OSError if it is none."""
+def _data_chunk(path: str) -> tuple[int, int]:
+    """Bytes of samples that a wav file's header names, and those that are there."""
+    with open(path, "rb") as file:
+        order = {b"RIFF": "<", b"RIFX": ">"}.get(file.read(12)[:4])
+        while order and len(head := file.read(8)) == 8:
+            name, size = struct.unpack(f"{order}4sI", head)
+            if name == b"data":
+                return size, os.fstat(file.fileno()).st_size - file.tell()
+            file.seek(size + size % 2, os.SEEK_CUR)
+    return 0, 0  # no wav
+
+
+def _stamp(path: str) -> Stamp:
+    """A file's stamp; OSError if there is none."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise FileNotFoundError(path)
-    return status.st_size, status.st_mtime_ns
+    return Stamp(status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
 
 
 def read_wav(path: str) -> np.ndarray:
@@ -410,7 +453,7 @@ class _MelCache:
             self.stamp = _stamp(self.path)
         except OSError:
             return False
-        return self.stamp[0] == self.size
+        return self.stamp.size == self.size
 
     def write(self, clips: Sequence[Clip], hparams: HParams) -> None:
         """Compute every mel, in parallel; the file appears under its name when complete."""
@@ -466,7 +509,7 @@ def _held(part: Path) -> Iterator[tuple[Path, IO[bytes]]]:
 
 def _mel_cache(clips: Iterable[Clip], hparams: HParams) -> _MelCache:
     """The cache of ``clips``, named after all that its content depends on: the audio settings
-    and each wav file's path and stamp.
+    and each wav file's path, size and time of change.
     """
     audio = ("sampling_rate", "filter_length", "hop_length", "win_length")
     audio += ("n_mel_channels", "mel_fmin", "mel_fmax")
@@ -474,7 +517,7 @@ def _mel_cache(clips: Iterable[Clip], hparams: HParams) -> _MelCache:
     key = {
         "version": MEL_VERSION,
         "audio": {name: getattr(hparams, name) for name in audio},
-        "files": [(os.path.abspath(clip.path), *clip.stamp) for clip in clips],
+        "files": [(os.path.abspath(clip.path), *clip.stamp[:2]) for clip in clips],
     }
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     return _MelCache(Path(hparams.mel_cache_dir, f"{name}.f32"), clips, hparams.n_mel_channels)
@@ -654,10 +697,10 @@ def make_loader(dataset: MelDataset, batches: Iterable[list[int]], hparams: HPar
 
 def _outlast_signals(worker: int) -> None:
     """Leave Ctrl-C, and a scheduler's SIGTERM to all, to the training process, which still needs
-    a batch or two to end well; but not longer than a minute, since a SIGTERM may be from itself.
+    a batch or two to end well; but not for ever, since a SIGTERM may be from itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(60))
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(600))
 
 
 def loaded(loader: DataLoader) -> Iterator[Batch]:

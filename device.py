@@ -47,7 +47,8 @@ def keep_memory() -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that the GPU or the CPU has no memory left."""
     if isinstance(error, RuntimeError):  # torch.OutOfMemoryError, and the CPU's
-        return "out of memory" in str(error) or "can't allocate memory" in str(error)
+        signs = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # cuBLAS's and cuDNN's
+        return any(sign in str(error) for sign in signs)
     return isinstance(error, MemoryError)
 
 

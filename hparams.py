@@ -26,7 +26,8 @@ class UserError(ValueError):
 
 def exit_on_user_error(main: Callable[[], None]) -> None:
     """Run a program's ``main``; a :class:`UserError` ends it in plain lines with status 2."""
-    sys.stdout.reconfigure(line_buffering=True)  # a log file gets its lines as they come
+    # A log file gets its lines as they come, whatever characters it can hold.
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         main()
         return
@@ -215,17 +216,17 @@ class HParams:
 
 
 PRESETS = {
-    "paper": {},  # the defaults above
+    "paper": {"hop_length": 276, "win_length": 1102, "filter_length": 2048},  # the defaults
     # The mel that NVIDIA's Tacotron 2, WaveGlow and HiFi-GAN share.
     "nvidia": {"hop_length": 256, "win_length": 1024, "filter_length": 1024},
 }
 
 
 def create_hparams(
-    overrides: str = "", preset: str = "paper", base: HParams | None = None
+    overrides: str = "", preset: str | None = None, base: HParams | None = None
 ) -> HParams:
-    """Settings of ``preset``, or of ``base`` if it is given, with ``name=value`` pairs,
-    separated by commas, put over them.
+    """Settings of ``base``, or the defaults; ``preset``'s, if it is given, are put over them, and
+    over those ``name=value`` pairs, separated by commas.
 
     Values: ``batch_size=32``, ``lrf=1e-1``, ``cache_mels=False``, ``data_dir=/a/b`` or
     ``data_dir='a, b'``, ``ignore_layers=[embedding.weight,postnet]``.
@@ -234,10 +235,10 @@ def create_hparams(
         UserError: an unknown preset or name (the nearest one is suggested), a value of the
             wrong type, or an impossible one.
     """
-    if preset not in PRESETS:
+    if preset is not None and preset not in PRESETS:
         raise UserError(f"--preset {preset}: unknown; use one of {', '.join(PRESETS)}")
-    values = dict(PRESETS[preset]) if base is None else dataclasses.asdict(base)
-    return HParams(**(values | parse_overrides(overrides)))
+    values = {} if base is None else dataclasses.asdict(base)
+    return HParams(**(values | PRESETS.get(preset, {}) | parse_overrides(overrides)))
 
 
 def parse_overrides(overrides: str) -> dict[str, object]:
@@ -246,6 +247,8 @@ def parse_overrides(overrides: str) -> dict[str, object]:
     Raises:
         UserError: an unknown or repeated name, or a value of the wrong type.
     """
+    if re.search("[\x00-\x1f\x7f\x85\u2028\u2029]", overrides):
+        raise UserError(f"--hparams {overrides!r}: has a line break or the like; leave it out")
     fields = {field.name: field.type for field in dataclasses.fields(HParams)}
     values = {}
     for pair in _split(overrides):

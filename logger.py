@@ -1,5 +1,6 @@
 """What a run leaves behind: TensorBoard curves, pictures and audio, and ``metrics.jsonl``."""
 
+import io
 import json
 import os
 import threading
@@ -39,7 +40,12 @@ class RunLogger:
         self.sample_dir = output_dir / "sample"
         self.sample_dir.mkdir(parents=True, exist_ok=True)
         self.metrics = (output_dir / "metrics.jsonl").open("ab")
-        self.metrics.truncate(min(size, self.metrics.tell()))
+        if self.metrics.tell() < size:
+            raise UserError(
+                f"{self.metrics.name}: {self.metrics.tell():,} bytes, and {size:,} when the "
+                "checkpoint was saved: put the lines back, or go on by -c with another -o"
+            )
+        self.metrics.truncate(size)
         self.tensorboard = SummaryWriter(log_dir, purge_step=step + 1 if step else 0)
         threading.excepthook = _report_thread
 
@@ -84,7 +90,9 @@ class RunLogger:
             figure.savefig(self.sample_dir / f"{name}.png")
             self.tensorboard.add_figure(f"sample/{name}", figure, step)
         samples = griffin_lim(sample.mel_postnet, hparams)
-        soundfile.write(self.sample_dir / "predicted.wav", samples, hparams.sampling_rate)
+        wav = io.BytesIO()  # written by Python, whose errors say what is wrong
+        soundfile.write(wav, samples, hparams.sampling_rate, format="WAV")
+        (self.sample_dir / "predicted.wav").write_bytes(wav.getvalue())
         self.tensorboard.add_audio("sample/predicted", samples, step, hparams.sampling_rate)
         self.tensorboard.add_text("sample/text", sample.text, step)
         self.tensorboard.flush()

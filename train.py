@@ -19,7 +19,6 @@ from checkpoint import (
     STATE,
     Stopped,
     StopSignals,
-    checkpoints,
     load_checkpoint,
     load_newest,
     load_weights,
@@ -33,7 +32,7 @@ from checkpoint import (
     set_random_state,
 )
 from data_utils import MelDataset, load_data, make_loader, open_mels
-from device import choose_device, keep_memory
+from device import choose_device, is_out_of_memory, keep_memory
 from hparams import (
     DISK_FULL,
     PRESETS,
@@ -75,7 +74,7 @@ def parse_args() -> argparse.Namespace:
         help="go on from OUTPUT_DIR's newest checkpoint, at its batch, with its settings but for "
         "what --hparams changes; start anew if there is none",
     )
-    parser.add_argument("--preset", default="paper", help=f"{' or '.join(PRESETS)} (default paper)")
+    parser.add_argument("--preset", help=f"{' or '.join(PRESETS)} (default paper)")
     parser.add_argument(
         "--hparams", default="", metavar="NAME=VALUE,...", help="settings to change"
     )
@@ -92,12 +91,38 @@ def main() -> None:
     keep_memory()
     args = parse_args()
     with locked(args.output_dir):
-        train(args)
+        try:
+            train(args)
+        except (RuntimeError, MemoryError, OSError) as error:
+            if explanation := explain(error, args):
+                raise UserError(explanation) from None
+            raise
+
+
+def explain(error: Exception, args: argparse.Namespace) -> str:
+    """What the user can do about an error that comes from outside; nothing for any other."""
+    if is_out_of_memory(error):
+        return (
+            "out of memory; let less else run there, then --resume; or start anew with a smaller "
+            "batch_capacity_seconds, batch_size or model"
+        )
+    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+        return (
+            "a loader process was killed, perhaps for want of memory; --resume, with a smaller "
+            "num_workers"
+        )
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        place = error.filename or f"{args.output_dir} or {args.log_dir or args.output_dir}"
+        return (
+            f"{place}: cannot be written ({error.strerror}), the checkpoints are intact; make "
+            "room, then --resume"
+        )
+    return ""
 
 
 def train(args: argparse.Namespace) -> None:
     folder = args.output_dir
-    if checkpoints(folder) and not args.resume:
+    if any(folder.glob("checkpoint_*.pt")) and not args.resume:
         raise UserError(f"{folder}: holds a run; --resume it, or give another -o")
     source, state = load_newest(folder)
     resuming = source is not None
@@ -122,13 +147,21 @@ def train(args: argparse.Namespace) -> None:
             refuse_changes(state, settings, source)
         load_weights(model, state, source, hparams.ignore_layers if args.warm_start else ())
         if all(name in state for name in STATE) and not args.warm_start:
-            at = Progress(**state["progress"])
+            try:
+                at = Progress(**state["progress"])
+            except TypeError as error:
+                raise UserError(
+                    f"{source}: of another version ({error}); start from its weights by -c and "
+                    "--warm_start, with another -o"
+                ) from None
             if not resuming:  # another run: its settings may give the epoch other batches
                 at = Progress(epoch=at.epoch, step=at.step)
             optimizer.load_state_dict(state["optimizer"])
             optimizer.param_groups[0].update(
                 lr=hparams.learning_rate, weight_decay=hparams.weight_decay
             )
+        elif not args.warm_start:
+            print(f"note: {source}: has weights alone that this version can use; epoch 0 is next")
     if at.epoch >= hparams.epochs:
         done = f"{source}: has {at.epoch} epochs"
         if not resuming:
@@ -186,20 +219,6 @@ def train(args: argparse.Namespace) -> None:
                 "--resume goes on from there"
             )
             sys.exit(stopped.status)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise UserError(
-                "a loader process was killed, perhaps for want of memory; --resume, with a smaller "
-                f"num_workers than {hparams.num_workers}"
-            ) from None
-        except OSError as error:  # of metrics.jsonl or TensorBoard's files
-            if error.errno not in DISK_FULL:
-                raise
-            raise UserError(
-                f"{folder} or {log_dir}: cannot be written ({error.strerror}), the checkpoints are "
-                "intact; make room, then --resume"
-            ) from None
     logger.close()
 
 

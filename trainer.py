@@ -241,7 +241,8 @@ class Run:
         device = next(self.model.parameters()).device
         try:
             # Room for Adam's moments, which come with the first step.
-            kept = [torch.empty_like(p) for p in self.model.parameters() for _ in range(2)]
+            n = 0 if self.optimizer.state else 2
+            kept = [torch.empty_like(p) for p in self.model.parameters() for _ in range(n)]
             batch = collate(clips).to(device)
             self.loss_function(self.model(batch), batch).objective.backward()
             synchronize(device)
@@ -301,6 +302,9 @@ def validate(
             batch = batch.to(device)
             output = model(batch)
             loss = loss_function(output, batch)
+            if not loss.total.isfinite():
+                places = ", ".join(loader.dataset.clips[i].place for i in indices)
+                tqdm.write(f"warning: validation loss {loss.total.item()} in {places}")
             scores = alignment_scores(output.alignment, batch.text_lengths, batch.mel_lengths)
             n_padded, n_real = batch.gate.numel(), int(batch.mel_lengths.sum())
             sums += torch.tensor(

@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data_utils import Clip, largest_batches, load_clips, training_sampler
+from data_utils import Clip, largest_batches, load_data, training_sampler
 from device import choose_device, peak_memory
 from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from loss_function import Tacotron2Loss
@@ -127,7 +127,7 @@ def main() -> None:
         raise UserError("setting dynamic_batch_size=False: batches have no capacity; leave it out")
     if not torch.cuda.is_available() and sys.platform != "linux":
         raise UserError("no GPU is here, and memory can be limited on Linux alone; use a GPU")
-    clips = load_clips(hparams.training_files, hparams)
+    clips, _ = load_data(hparams)
     lengths = [clip.n_frames for clip in clips]
     frame = hparams.hop_length / hparams.sampling_rate  # seconds
     fits, too_much = 0, 2 * sum(lengths)  # frames

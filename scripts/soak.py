@@ -11,6 +11,7 @@ equal metrics, no line twice and none missing.
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -88,8 +89,11 @@ def kill_once(
         pass  # as near as can be told from outside
     time.sleep(rng.uniform(0, 0.002))
     process.kill()
-    if process.wait() == 0:
+    status = process.wait()
+    if status == 0:
         return None
+    if status != -signal.SIGKILL:
+        raise UserError(f"train.py ended with status {status}:\n{log.read_text()[-2000:]}")
     if any(output.glob("*.part")):
         return "a save"
     return "training" if trains() else "the start"
@@ -101,6 +105,10 @@ def same(one: Path, other: Path) -> None:
     for name, weight in first["state_dict"].items():
         if not torch.equal(weight, second["state_dict"][name]):
             raise UserError(f"{other}: weight {name} differs from that of the unbroken run")
+    for k, moments in first["optimizer"]["state"].items():
+        for name, moment in moments.items():
+            if not torch.equal(moment, second["optimizer"]["state"][k][name]):
+                raise UserError(f"{other}: {name} of weight {k} differs from the unbroken run's")
     records = []
     for folder in (one, other):
         lines = read_metrics(folder / "metrics.jsonl")

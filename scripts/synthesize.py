@@ -41,7 +41,7 @@ def main() -> None:
     state = load_checkpoint(args.checkpoint)
     # NVIDIA's checkpoints have no settings in them.
     base = saved_hparams(state, args.checkpoint) if "hparams" in state else None
-    hparams = create_hparams(args.hparams, "nvidia", base)
+    hparams = create_hparams(args.hparams, "nvidia" if base is None else None, base)
     ids = []
     for text in args.text:
         try:

@@ -123,6 +123,7 @@ def write_bad_clips(corpus) -> None:
         ("0.wav|", "text '' has nothing to speak once cleaned; mend or remove it"),
         ("0.wav|...!", "text '...!' has nothing to speak once cleaned"),
         ("0.wav|say {QQ}", "list.txt:1: "),
+        ("0.wav|a", "list.txt:1: text 'a' is one symbol; training needs two or more"),
         ("", "list.txt: has no clips; write lines of path|text"),
     ],
 )
@@ -245,7 +246,7 @@ def test_everything_that_is_wrong_is_in_one_report(corpus, settings):
     expected = [
         "train.txt:2: nan.wav: has samples that are not finite; replace it",
         f"train.txt:3: cut.wav: cut off: has {cut:,} of the {len(whole) - 44:,} bytes of samples "
-        "that its header names; copy it again, or remove the line",
+        "that its header names; copy or convert it again, or remove the line",
         "train.txt:4: 0.wav is on train.txt:1 too; keep one",
         "train.txt:5: byte 0xe9 is not UTF-8; save as UTF-8",
         "train.txt:6: 9.wav is in validation too (val.txt:1); keep one of the lines",
@@ -275,6 +276,59 @@ def test_a_folder_that_has_none_of_the_clips_is_one_line(corpus, settings, tmp_p
     settings = settings.replace(f"data_dir={corpus}", f"data_dir={tmp_path}/elsewhere")
     (line,) = report(settings)
     assert line.startswith(f"setting data_dir={tmp_path}/elsewhere: has none of the clips that ")
+
+
+def test_both_problems_of_a_line_and_a_missing_list_are_in_the_report(corpus, settings):
+    write_bad_clips(corpus)
+    with open(corpus / "train.txt", "a") as file:
+        file.write("rate.wav|\n")
+    (corpus / "val.txt").unlink()
+    lines = report(settings)
+    assert lines[0].startswith("filelist 'val.txt': No such file or directory; scripts/prepare")
+    assert lines[1:] == [
+        "train.txt:9: rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz, or set "
+        "sampling_rate; and: text '' has nothing to speak once cleaned; mend or remove it"
+    ]
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_one_clip_by_two_names_is_found(corpus, settings, link):
+    for name, other in (("again", "0.wav"), ("leak", "9.wav")):
+        getattr(corpus / f"{name}.wav", link)(corpus / other)
+    with open(corpus / "train.txt", "a") as file:
+        file.write("again.wav|one\nleak.wav|two\n")
+    assert report(settings) == [
+        "train.txt:9: again.wav is on train.txt:1 too; keep one",
+        "train.txt:10: leak.wav is in validation too (val.txt:2); keep one of the lines",
+    ]
+
+
+@pytest.mark.parametrize("name", ["WAV", "WAVEX", "FLAC", "RIFX", "AIFF", "RF64", "AU"])
+def test_a_cut_is_noticed_or_the_format_refused(corpus, settings, name):
+    samples, _ = soundfile.read(corpus / "0.wav")
+    options = {"format": "WAV", "endian": "BIG"} if name == "RIFX" else {"format": name}
+    soundfile.write(corpus / "x.wav", samples, 22050, subtype="PCM_16", **options)
+    hparams, whole = create_hparams(settings), (corpus / "x.wav").read_bytes()
+    if name in ("AIFF", "RF64", "AU"):
+        with pytest.raises(UserError, match=f"x.wav: is {name}; convert it to wav or flac"):
+            clips_of(corpus, settings, "x.wav|tone")
+        return
+    (clip,) = clips_of(corpus, settings, "x.wav|tone")
+    assert open_mels([clip], hparams)(clip).shape == (clip.n_frames, 10)
+    (corpus / "x.wav").write_bytes(whole[: len(whole) * 2 // 3])
+    with pytest.raises(UserError, match=r"x\.wav: (cut off|not a readable|not as long as)"):
+        open_mels(clips_of(corpus, settings, "x.wav|tone"), hparams)
+
+
+def test_a_cut_after_long_metadata_is_noticed(corpus, settings):
+    whole = (corpus / "0.wav").read_bytes()
+    comments = b"INFO" + (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4) * 300
+    long = whole[:36] + b"LIST" + len(comments).to_bytes(4, "little") + comments + whole[36:]
+    (corpus / "x.wav").write_bytes(long)
+    clips_of(corpus, settings, "x.wav|tone")
+    (corpus / "x.wav").write_bytes(long[:-1000])
+    with pytest.raises(UserError, match=r"x\.wav: cut off: has .* of the .* bytes"):
+        clips_of(corpus, settings, "x.wav|tone")
 
 
 def test_lists_without_a_line_are_said(corpus, settings):
