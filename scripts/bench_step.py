@@ -309,13 +309,20 @@ def padded(shape: Shape) -> int:
     return len(shape.frames) * max(shape.frames)
 
 
-def bench_epochs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def read_clips(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """The frames and the characters of an epoch's clips."""
     frames = read_lengths(args.epoch, args.frames_column)
     characters = read_lengths(args.epoch, args.characters_column)
     frames = rescale(frames, args.hop_from, args.hop_to)
     if args.train_size:
         chosen = np.random.default_rng(0).permutation(len(frames))[: args.train_size]
         frames, characters = frames[chosen], characters[chosen]
+    return frames, characters
+
+
+def bench_epochs(
+    frames: np.ndarray, characters: np.ndarray, args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     all_shapes = {name: epoch_shapes(frames, characters, name) for name in BATCHING}
     walks = [(name, batching) for batching in BATCHING for name in args.implementations]
     seconds = {walk: [] for walk in walks}
@@ -419,10 +426,11 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    clips = read_clips(args) if args.epoch else None
     cuda = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if cuda else f"CPU, {args.threads} threads"
     print(f"{device}; {platform.machine()}; PyTorch {torch.__version__}; {args.rounds} rounds")
-    rows: Iterable[dict[str, Any]] = bench_epochs(args) if args.epoch else bench_steps(args)
+    rows: Iterable[dict[str, Any]] = bench_epochs(*clips, args) if clips else bench_steps(args)
     record = {"device": device, "torch": torch.__version__, "rounds": args.rounds, "rows": []}
     for row in rows:
         record["rows"].append(row)

@@ -151,9 +151,11 @@ def test_bench_step_walks_an_epoch(tmp_path, monkeypatch, capsys):
         ("--batches 3", "--batches 3: goes with --epoch"),
     ],
 )
-def test_bench_step_names_what_is_wrong(monkeypatch, options, message):
+def test_bench_step_names_what_is_wrong(monkeypatch, capsys, options, message):
     with pytest.raises(UserError, match=message):
         call(bench_step.main, monkeypatch, *options.split())
+    if "--epoch" in options:
+        assert not capsys.readouterr().out  # no table is begun
 
 
 def test_bench_data_times_every_part(monkeypatch, capsys):
