@@ -242,8 +242,8 @@ def report_left_out(texts: Iterable[tuple[str, str]], hparams: HParams) -> None:
     for character, found in sorted(places.items()):
         more = f", in {len(found):,} texts" if len(found) > 1 else ""
         print(
-            f"note: {found[0]}: {character!r} (U+{ord(character):04X}) is no symbol: left out"
-            f"{more}; mend the text, or add it to text/symbols.py"
+            f"note: {found[0]}: {character!r} (U+{ord(character):04X}) is no symbol: the character "
+            f"is left out{more}; mend the text, or add it to text/symbols.py"
         )
 
 

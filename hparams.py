@@ -15,7 +15,7 @@ import errno
 import re
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -46,7 +46,10 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's, whose errors are a :class:`UserError`, in one line."""
+    """argparse's, without abbreviations; its errors are a :class:`UserError`, in one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help shows the arguments")

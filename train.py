@@ -208,14 +208,15 @@ def train(args: argparse.Namespace) -> None:
         try:
             if hparams.largest_first:
                 epochs = range(at.epoch, hparams.epochs)
-                run.try_batches(data_utils.largest_batches(train_clips, sampler, epochs), train_set)
+                batches = data_utils.largest_batches(train_clips, sampler, epochs)
+                run.try_batches(batches, train_set, stop)
             sampler.load_state_dict({"epoch": at.epoch, "batch": at.batch})
             while run.at.epoch < hparams.epochs:
                 run.epoch(train_loader, val_loader, stop)
         except Stopped as stopped:
             path = run.save()
             print(
-                f"{stopped}: saved {path} after epoch {run.at.epoch}, batch {run.at.batch}; "
+                f"{stopped}: saved {path} in epoch {run.at.epoch}, after {run.at.batch} batches; "
                 "--resume goes on from there"
             )
             sys.exit(stopped.status)

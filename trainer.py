@@ -215,7 +215,7 @@ class Run:
             )
         self.at.best_alignment = max(best, alignment)
 
-    def try_batches(self, batches: list[list[int]], dataset: MelDataset) -> None:
+    def try_batches(self, batches: list[list[int]], dataset: MelDataset, stop: StopSignals) -> None:
         """Forward and backward of each, which leave nothing behind: is there memory enough?
 
         Raises:
@@ -223,19 +223,22 @@ class Run:
         """
         before = random_state(), [buffer.clone() for buffer in self.model.buffers()]
         self.model.train()
-        for indices in batches:
-            clips = [dataset[i] for i in indices]
-            if self.fits(clips):
-                continue
-            least = max(len(clips) // 8, 1)
-            sizes = (n for n in range(len(clips) * 7 // 8, 0, -least) if self.fits(clips[:n]))
-            n = next(sizes, 0)
-            raise UserError(
-                f"{too_large(collate(clips))}; {self.suggestion(len(clips), n, dataset)}"
-            )
-        set_random_state(before[0])
-        for buffer, old in zip(self.model.buffers(), before[1], strict=True):
-            buffer.copy_(old)
+        try:
+            for indices in batches:
+                clips = [dataset[i] for i in indices]
+                if self.fits(clips):
+                    stop.check()
+                    continue
+                least = max(len(clips) // 8, 1)
+                sizes = (n for n in range(len(clips) * 7 // 8, 0, -least) if self.fits(clips[:n]))
+                n = next(sizes, 0)
+                raise UserError(
+                    f"{too_large(collate(clips))}; {self.suggestion(len(clips), n, dataset)}"
+                )
+        finally:
+            set_random_state(before[0])
+            for buffer, old in zip(self.model.buffers(), before[1], strict=True):
+                buffer.copy_(old)
 
     def fits(self, clips: list[tuple[Tensor, Tensor]]) -> bool:
         device = next(self.model.parameters()).device

@@ -31,8 +31,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--hparams", default="", metavar="NAME=VALUE,...", help="train.py's")
     parser.add_argument("--preset", default="paper", help="of the settings (default %(default)s)")
     parser.add_argument(
-        "--memory_gib", type=float, help="that a training may take (default: a GPU's, or on a CPU "
-        "what is free now)"
+        "--memory_gib", type=float, help="that a training may take (default: all of a GPU's; "
+        "on a CPU what is free now, whatever a container's limit is)"
     )  # fmt: skip
     parser.add_argument(
         "--tolerance", type=float, default=0.03, help="of the result (default %(default)s)"
@@ -113,7 +113,7 @@ def try_capacity(
         raise found
     seconds = capacity * hparams.hop_length / hparams.sampling_rate
     print(
-        f"{seconds:8.1f} s, up to {max(map(len, batches)):>4} clips: "
+        f"{seconds:8.1f} s, largest batches of up to {max(map(len, batches)):>4} clips: "
         + ("too much" if found is None else f"{found:.2f} GiB"),
         flush=True,
     )
@@ -145,8 +145,11 @@ def main() -> None:
         # Twice as much while all fits, then halve what is uncertain.
         capacity = 2 * fits if too_much > 2 * fits else (fits + too_much) // 2
         if fits >= sum(lengths):
-            print("all clips fit one batch")
-            break
+            print(
+                "all clips fit one batch: memory sets no limit here, so leave the default, "
+                "batch_size x the longest clip"
+            )
+            return
     print(f"the most that fits; leave some room: batch_capacity_seconds={int(fits * frame)}")
 
 

@@ -212,8 +212,8 @@ def test_characters_that_vanish_are_reported_once(settings, capsys):
     texts = [("list:1", "a [bracket]"), ("list:2", "another [one]"), ("list:3", "fine")]
     data_utils.report_left_out(texts, create_hparams(settings))
     assert capsys.readouterr().out.splitlines() == [
-        f"note: list:1: '{character}' (U+{ord(character):04X}) is no symbol: left out, in 2 texts; "
-        "mend the text, or add it to text/symbols.py"
+        f"note: list:1: '{character}' (U+{ord(character):04X}) is no symbol: the character is "
+        "left out, in 2 texts; mend the text, or add it to text/symbols.py"
         for character in "[]"
     ]
 

@@ -337,8 +337,8 @@ def test_a_signal_to_all_finishes_the_batch_and_saves(tmp_path, settings, number
     path, state = load_newest(output)
     at = state["progress"]
     assert printed.endswith(
-        f"{number.name}: saved {path} after epoch {at['epoch']}, batch {at['batch']}; --resume "
-        "goes on from there\n"
+        f"{number.name}: saved {path} in epoch {at['epoch']}, after {at['batch']} batches; "
+        "--resume goes on from there\n"
     )
     assert at["step"] == records(output, "step")[-1]["step"] >= 9
     assert (output / "metrics.jsonl").stat().st_size == at["metrics_size"]
@@ -572,6 +572,24 @@ def test_the_largest_batches_of_a_run_are_found(corpus, settings, strategy):
     assert np.max([sizes(batch) for batch in found], axis=0).tolist() == largest.tolist()
 
 
+def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(
+    tmp_path, settings, monkeypatch
+):
+    fits = trainer.Run.fits
+
+    def fits_and_stop(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return fits(*args)
+
+    run(monkeypatch, tmp_path / "whole", settings + "epochs=1,largest_first=False")
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Run, "fits", fits_and_stop)
+        assert run(patch, tmp_path / "broken", settings + "epochs=1", "--resume") == 143
+    assert load_newest(tmp_path / "broken")[1]["progress"]["step"] == 0
+    assert run(monkeypatch, tmp_path / "broken", settings + "epochs=1", "--resume") == 0
+    soak.same(tmp_path / "whole", tmp_path / "broken")
+
+
 def test_trying_the_largest_batches_changes_nothing(tmp_path, settings, monkeypatch):
     for name in ("True", "False"):
         run(monkeypatch, tmp_path / name, settings + f"epochs=2,largest_first={name}")
@@ -629,8 +647,8 @@ def test_the_memory_of_a_cpu_ends_as_a_gpus_does(tmp_path, settings):
 def test_find_batch_capacity_tries_until_all_fits_or_nothing_does(settings):
     command = [sys.executable, "scripts/find_batch_capacity.py", "--hparams", settings + "epochs=3"]
     for gib, status, end in (
-        ("16", 0, "all clips fit one batch\nthe most that fits; leave some room: "
-                  "batch_capacity_seconds=4\n"),
+        ("16", 0, "all clips fit one batch: memory sets no limit here, so leave the default, "
+                  "batch_size x the longest clip\n"),
         ("0.1", 2, "error: not even the longest clip, of 40 frames, fits the memory; remove it, or "
                    "reduce the model\n"),
     ):  # fmt: skip
