@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import difflib
 import errno
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -33,6 +34,9 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
         return
     except UserError as error:
         message, status = f"error: {error}", 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
+        message, status = "error: what this program prints is no longer read; call it again", 2
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise

@@ -1,5 +1,7 @@
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,18 @@ def test_any_text_parses_or_is_refused_in_one_line(text):
         assert isinstance(create_hparams(text), HParams)
     except UserError as error:
         assert str(error).isprintable() or "\n" not in str(error)
+
+
+def test_a_program_whose_output_is_no_longer_read_ends_in_one_line():
+    code = (
+        "from hparams import exit_on_user_error\nexit_on_user_error(lambda: print('x' * 100_000))"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, **pipes) as program:
+        program.stdout.close()
+        message = program.stderr.read()
+    assert message == "error: what this program prints is no longer read; call it again\n"
+    assert program.returncode == 2
 
 
 def test_the_readme_lists_every_setting_as_it_stands_in_the_source():
