@@ -16,6 +16,9 @@ The loops are the four functions that return ``run``: it does a few consecutive 
 of the tensors of all steps. With ``graph=True`` it does them on buffers of their own instead,
 so that on a GPU one CUDA graph, captured once for each shape, replaces hundreds of launches.
 
+Under ``torch.autocast`` the products with the LSTMs' weights are in its dtype; all else, and what
+goes in and out, is in that of the weights.
+
 T steps (frames of the decoder, characters of the encoder), B clips, T_in characters, H units,
 E features of a character, A features compared, W characters in the location filters.
 """
@@ -59,8 +62,10 @@ def lstm(
     if graph:
         more = (0, 0, 0, -B % B_MULTIPLE, 0, -T % STEPS)
         x, mask = F.pad(x, more), mask if mask is None else F.pad(mask, more)
-    inputs = (x, weight_ih, weight_hh, bias)
-    return _LSTM.apply(*inputs, mask, scale, graph, _needs_grad(inputs))[:T, :B]
+    inputs = tuple(tensor.to(bias.dtype) for tensor in (x, weight_ih, weight_hh, bias))
+    options = scale, graph, _product_dtype(bias), _needs_grad(inputs)
+    with torch.autocast(x.device.type, enabled=False):
+        return _LSTM.apply(*inputs, mask, *options)[:T, :B]
 
 
 def attend(
@@ -106,9 +111,10 @@ def attend(
         padding = F.pad(F.pad(padding, (0, more_T_in), value=True), (0, 0, 0, more_B), value=False)
         mask = mask if mask is None else F.pad(mask, (0, 0, 0, more_B, 0, more_T))
     inputs = (x, memory, keys, weight_ih, recurrent, bias, query, location, v)
-    features, contexts, weights = _Attend.apply(
-        *inputs, padding, mask, scale, graph, _needs_grad(inputs)
-    )
+    inputs = tuple(tensor.to(bias.dtype) for tensor in inputs)
+    options = scale, graph, _product_dtype(bias), _needs_grad(inputs)
+    with torch.autocast(x.device.type, enabled=False):
+        features, contexts, weights = _Attend.apply(*inputs, padding, mask, *options)
     return features[:T, :B], contexts[:T, :B], weights[:T, :B, :T_in]
 
 
@@ -117,8 +123,11 @@ def attend(
 
 class _LSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, weight_ih, weight_hh, bias, mask, scale, graph, save) -> Tensor:
+    def forward(
+        ctx: Any, x, weight_ih, weight_hh, bias, mask, scale, graph, dtype, save
+    ) -> Tensor:  # fmt: skip
         T, B, H = x.size(0), x.size(1), weight_hh.size(1)
+        weight_ih, weight_hh = weight_ih.to(dtype), weight_hh.to(dtype)
         hidden = x.new_empty(T + 1, B, H)  # row t + 1 is the state after step t
         hidden[0] = 0
         run = _runner(_lstm_forward, (weight_hh,), (B, scale), 3, graph)
@@ -154,8 +163,8 @@ class _LSTM(torch.autograd.Function):
                 d_hidden[t : t + STEPS],
             )
         d_x, d_weight_ih, d_bias = _input_gradients(ctx, d_gates, x, weight_ih)
-        d_weight_hh = _weight_gradient(d_gates, hidden[:-1])
-        return d_x, d_weight_ih, d_weight_hh, d_bias, *[None] * 4
+        d_weight_hh = _weight_gradient(d_gates, hidden[:-1], weight_hh.dtype)
+        return d_x, d_weight_ih, d_weight_hh, d_bias, *[None] * 5
 
 
 def _lstm_forward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None]:
@@ -202,9 +211,10 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x, memory, keys, weight_ih, recurrent, bias, query, location, v, padding, mask,
-        scale, graph, save,
+        scale, graph, dtype, save,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         (T, B, _), T_in, H = x.shape, memory.size(1), query.size(1)
+        weight_ih, recurrent = weight_ih.to(dtype), recurrent.to(dtype)
         margin = location.size(2) // 2
         features = x.new_empty(T + 1, B, recurrent.size(1))  # row t + 1 is that of step t
         features[0] = 0
@@ -237,7 +247,7 @@ class _Attend(torch.autograd.Function):
         d_weights: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         x, weight_ih, *constants, mask, gates, cell, features, past = ctx.saved_tensors
-        memory, keys, _, _, query, location, v = constants
+        memory, keys, _, recurrent, query, location, v = constants
         (T, B, _), (A, H), (scale, graph) = x.shape, query.shape, ctx.options
         d_gates = gates.clone() if _is_kept() else gates
         d_asked = x.new_empty(T, B, A)
@@ -265,10 +275,10 @@ class _Attend(torch.autograd.Function):
                 _at(d_weights, t),
             )
         d_x, d_weight_ih, d_bias = _input_gradients(ctx, d_gates, x, weight_ih)
-        d_recurrent = _weight_gradient(d_gates, features[:-1])
-        d_query = _weight_gradient(d_asked, features[1:, :, :H])
+        d_recurrent = _weight_gradient(d_gates, features[:-1], recurrent.dtype)
+        d_query = _weight_gradient(d_asked, features[1:, :, :H], query.dtype)
         gradients = d_x, d_memory, d_keys, d_weight_ih, d_recurrent, d_bias, d_query
-        return *gradients, d_location, d_v, *[None] * 5
+        return *gradients, d_location, d_v, *[None] * 6
 
 
 def _attend_forward(
@@ -469,22 +479,30 @@ def _add_windows(d_windows: Tensor, margin: int) -> Tensor:
 def multiplier(weight: Tensor, rows: int) -> Callable[..., Tensor]:
     """``multiply(x, bias=None)``: x (..., K) @ weight.T + bias, for about ``rows`` rows at a time.
 
+    In the dtype of the weight, its result too.
+
     On a CPU oneDNN packs the weight (N, K) once for all calls, which makes products of few rows
     two to three times as fast. The operators are PyTorch's own for its compiler, so not public:
     without them, or with ``torch.backends.mkldnn`` switched off, it is a plain product.
     """
-    if _has_onednn() and weight.device.type == "cpu" and weight.dtype is torch.float32:
+    dtype, product = weight.dtype, F.linear
+    if weight.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and _has_onednn():
         ops = torch.ops.mkldnn
-        packed = ops._reorder_linear_weight(weight.contiguous(), rows)
-        return lambda x, bias=None: ops._linear_pointwise(x, packed, bias, "none", [], "")
-    if weight.is_cuda or rows > FEW_ROWS:
-        return lambda x, bias=None: F.linear(x, weight, bias)
-    weight = weight.contiguous()  # transposed all round, a product of few rows takes less time
+        weight = ops._reorder_linear_weight(weight.contiguous(), rows)
+
+        def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return ops._linear_pointwise(x, weight, bias, "none", [], "")
+
+    elif not weight.is_cuda and rows <= FEW_ROWS:
+        weight = weight.contiguous()
+
+        def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            if bias is None and x.dim() == 2:
+                return (weight @ x.t()).t()  # of few rows it takes less time so
+            return F.linear(x, weight, bias)
 
     def multiply(x: Tensor, bias: Tensor | None = None) -> Tensor:
-        if bias is None and x.dim() == 2:
-            return (weight @ x.t()).t()
-        return F.linear(x, weight, bias)
+        return product(x.to(dtype), weight, bias if bias is None else bias.to(dtype))
 
     return multiply
 
@@ -503,13 +521,24 @@ def _input_gradients(
     ctx: Any, d_gates: Tensor, x: Tensor, weight_ih: Tensor
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     rows = d_gates.size(0) * d_gates.size(1)
-    d_x = multiplier(weight_ih.t(), rows)(d_gates) if ctx.needs_input_grad[0] else None
-    return d_x, _weight_gradient(d_gates, x), d_gates.sum((0, 1))
+    d_x = None
+    if ctx.needs_input_grad[0]:
+        d_x = multiplier(weight_ih.t(), rows)(d_gates).to(x.dtype)
+    return d_x, _weight_gradient(d_gates, x, weight_ih.dtype), d_gates.sum((0, 1))
 
 
-def _weight_gradient(d_output: Tensor, x: Tensor) -> Tensor:
-    """(T, B, N) and (T, B, K) to (N, K)."""
-    return d_output.flatten(0, 1).t() @ x.flatten(0, 1)
+def _weight_gradient(d_output: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(T, B, N) and (T, B, K), multiplied in ``dtype``, to (N, K)."""
+    product = d_output.flatten(0, 1).to(dtype).t() @ x.flatten(0, 1).to(dtype)
+    return product.to(x.dtype)
+
+
+def _product_dtype(tensor: Tensor) -> torch.dtype:
+    """Autocast's, where that is on; otherwise the tensor's."""
+    device = tensor.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return tensor.dtype
 
 
 # Loops
@@ -527,7 +556,7 @@ def _segments(
     multiply = multiplier(weight_ih, n * B)
     last = x.new_zeros(B, H)
     for start in range(0, T, n):
-        gates = multiply(x[start : start + n], bias)
+        gates = multiply(x[start : start + n], bias).to(x.dtype)
         cell = x.new_empty(len(gates) + 1, B, H)
         cell[0] = last
         yield start, gates, cell

@@ -28,6 +28,11 @@ def choose_device(hparams: HParams) -> torch.device:
     return torch.device("cpu")
 
 
+def autocast(hparams: HParams, device: torch.device) -> torch.autocast:
+    """For the forward pass of a training step: with ``precision=bf16`` products are in that."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=hparams.precision == "bf16")
+
+
 def keep_memory() -> None:
     """Let a CPU's freed memory serve the next step, as PyTorch's allocator does on a GPU.
 

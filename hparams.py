@@ -71,7 +71,7 @@ class HParams:
     checkpoint_minutes: float = 10.0  # and after so many minutes, amid an epoch too; 0: do not
     keep_checkpoints: int = 2  # the newest so many, and the best
     decoder: str = "scan"  # of training: scan; graph: scan as CUDA graphs; reference: slow loop
-    precision: str = "fp32"  # fp32: TF32 off everywhere; tf32: faster, 10-bit mantissa products
+    precision: str = "fp32"  # of products: fp32; tf32: 10-bit mantissas (GPU); bf16: 7-bit
     deterministic: bool = False  # on a GPU: algorithms that repeat exactly, where torch has them
     largest_first: bool = True  # try the run's largest batches first, to see that they fit
     max_bad_steps: int = 10  # stop after so many in a row whose loss or gradient is not finite
@@ -176,7 +176,7 @@ class HParams:
             self._require(name, getattr(self, name) % 2 == 1, "use an odd number")
         for name, choices in (
             ("decoder", ("scan", "graph", "reference")),
-            ("precision", ("fp32", "tf32")),
+            ("precision", ("fp32", "tf32", "bf16")),
             ("on_bad_clip", ("error", "skip")),
             ("batching_strategy", ("RAND", "SB", "SSB", "BKT", "ATS")),
             ("bucket_edges", ("size", "uniform", "quantile")),

@@ -235,7 +235,9 @@ class Decoder(nn.Module):
         weight = torch.cat([layer.weight for layer in layers])  # (n_mels + 1, ...): one product
         bias = torch.cat([layer.bias for layer in layers])
         of_hidden, of_context = weight.split([hidden.size(-1), context.size(-1)], 1)
-        output = F.linear(hidden, of_hidden, bias) + F.linear(context, of_context)
+        with torch.autocast(weight.device.type, enabled=False):  # mels are too large for bf16
+            output = F.linear(hidden.to(weight.dtype), of_hidden, bias)
+            output = output + F.linear(context.to(weight.dtype), of_context)
         return output[..., :-1], output[..., -1]
 
     def forward(

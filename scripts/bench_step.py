@@ -11,10 +11,11 @@ turns, step by step, so that a busy moment of the machine falls on all alike. Fi
     reference  decoder=reference
     scan       decoder=scan
     graph      decoder=graph, on a GPU only
+    scan+bf16  decoder=scan with precision=bf16; likewise scan+tf32, graph+bf16 and graph+tf32
 
-The model is that of the paper, training in fp32 with dropout on; the clips are noise, all of one
-length, a character every four frames. With ``--epoch`` batches have the lengths of a real epoch,
-in its order, and a step includes clipping and Adam.
+The model is that of the paper, training in fp32 where nothing else is said, with dropout on; the
+clips are noise, all of one length, a character every four frames. With ``--epoch`` batches have
+the lengths of a real epoch, in its order, and a step includes clipping and Adam.
 """
 
 import argparse
@@ -42,13 +43,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import model as model_module
 from batching import plan_batches
 from data_utils import Batch, collate
-from device import choose_device, keep_memory, peak_memory, synchronize
+from device import autocast, choose_device, keep_memory, peak_memory, synchronize
 from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from loss_function import Tacotron2Loss
 from model import Decoder, Tacotron2
 from scripts.plot_batching import read_lengths, rescale
 
 IMPLEMENTATIONS = ("nvidia", "reference", "scan", "graph")
+FASTER = tuple(
+    f"{name}+{precision}" for name in ("scan", "graph") for precision in ("tf32", "bf16")
+)
 BATCHING = {"RAND": False, "SSB-DBS-BR": True}  # and whether it is dynamic and randomised
 
 
@@ -110,6 +114,12 @@ class NvidiaDecoder(Decoder):
         return torch.stack(mels, 2), torch.stack(gates, 1), torch.stack(alignment, 1)
 
 
+def settings(implementation: str, args: argparse.Namespace) -> HParams:
+    decoder, _, precision = implementation.partition("+")
+    overrides = f"decoder={'reference' if decoder == 'nvidia' else decoder},{args.hparams}"
+    return create_hparams(f"{overrides},precision={precision}" if precision else overrides)
+
+
 def build(implementation: str, hparams: HParams, device: torch.device) -> Tacotron2:
     torch.manual_seed(0)
     if implementation == "nvidia":
@@ -125,8 +135,7 @@ def worker(
         keep_memory()
     torch.set_num_threads(args.threads)
     torch.backends.mkldnn.enabled = not args.no_onednn
-    decoder = "reference" if implementation == "nvidia" else implementation
-    hparams = create_hparams(f"decoder={decoder},{args.hparams}")
+    hparams = settings(implementation, args)
     device = choose_device(hparams)
     if device.type == "cpu" and memory:
         # Better an error of its own than the end of some other process.
@@ -161,7 +170,9 @@ def step(
     model.zero_grad()
     synchronize(device)
     started = time.perf_counter()
-    objective = loss_function(model(batch), batch).objective
+    with autocast(hparams, device):
+        output = model(batch)
+    objective = loss_function(output, batch).objective
     synchronize(device)
     middle = time.perf_counter()
     objective.backward()
@@ -385,9 +396,10 @@ def parse_args() -> argparse.Namespace:
     add(
         "--implementations",
         nargs="+",
-        choices=usual,
+        choices=(*usual, *(name for name in FASTER if cuda or name == "scan+bf16")),
         default=usual,
-        help="the first is the base of the ratios (default: %(default)s)",
+        metavar="NAME",
+        help="of %(choices)s; the first is the base of the ratios (default: %(default)s)",
     )
     add("--rounds", type=int, default=20 if cuda else 3, help="steps of each (%(default)s)")
     add("--warmup", type=int, default=3 if cuda else 1, help="and before them (%(default)s)")
@@ -420,7 +432,8 @@ def parse_args() -> argparse.Namespace:
         raise UserError(f"--json {args.json}: {args.json.parent}: no such folder; make it first")
     if len(set(args.implementations)) < len(args.implementations):
         raise UserError("--implementations: one is named twice; keep one")
-    create_hparams(f"decoder=reference,{args.hparams}")
+    for name in args.implementations:
+        settings(name, args)
     return args
 
 

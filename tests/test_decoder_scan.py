@@ -76,14 +76,15 @@ def batch_of(text_lengths: list[int], mel_lengths: list[int], dtype: torch.dtype
 
 
 def run(
-    model: Tacotron2, batch: Batch, implementation: str, guided_attention_weight: float = 1.0
+    model: Tacotron2, batch: Batch, implementation: str, bf16: bool = False
 ) -> tuple[Output, dict[str, Tensor]]:
     """Outputs and every parameter's gradient, with the same dropout each time."""
     model.encoder.implementation = model.decoder.implementation = implementation
     model.zero_grad()
     torch.manual_seed(1)
-    output = model(batch)
-    Tacotron2Loss(guided_attention_weight)(output, batch).objective.backward()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        output = model(batch)
+    Tacotron2Loss(guided_attention_weight=1.0)(output, batch).objective.backward()
     return output, {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
@@ -131,6 +132,40 @@ def test_model_equals_the_reference_with_peaked_attention(implementation):
         optimizer.step()
     assert output.alignment.amax(2).mean() > 0.75
     assert_equal(model, batch, implementation, 1e-9)
+
+
+@pytest.mark.parametrize("implementation", ("reference", *FAST))
+def test_under_autocast_products_are_in_bf16_and_gradients_near(implementation):
+    """As with precision=bf16: as near as 8 bits are, and in fp32 themselves."""
+    model, batch = build("", torch.float32), batch_of([17, 9, 5], [23, 41, 30], torch.float32)
+    expected, gradients = run(model, batch, "scan")
+    output, ours = run(model, batch, implementation, bf16=True)
+    for name in ("mel", "mel_postnet"):
+        tensor, other = getattr(expected, name), getattr(output, name)
+        assert other.dtype is torch.float32
+        assert 1e-4 < (other - tensor).norm() / tensor.norm() < 0.05
+    both = [torch.cat([g.flatten() for g in each.values()]) for each in (gradients, ours)]
+    assert both[1].dtype is torch.float32
+    assert 1e-3 < (both[1] - both[0]).norm() / both[0].norm() < 0.1
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_under_autocast_the_scans_round_their_weights_products_alone(graph):
+    torch.manual_seed(0)
+    lstm = [x.detach().float().requires_grad_() for x in lstm_inputs(40, 3, 16, 32)]
+    inputs, padding = attend_inputs(40, 3)
+    inputs = [x.detach().float().requires_grad_() for x in inputs]
+    results = []
+    for bf16 in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            hidden = decoder_scan.lstm(*lstm[:1], *(0.2 * x for x in lstm[1:]), graph=graph)
+            attended = attend([inputs[0], *(0.2 * x for x in inputs[1:])], padding, None, 1, graph)
+        outputs = hidden, *attended
+        loss = sum(output.square().sum() for output in outputs)
+        results.append((*outputs, *torch.autograd.grad(loss, [*lstm, *inputs])))
+    for exact, rounded in zip(*results, strict=True):
+        assert rounded.dtype is torch.float32
+        assert 0 < (rounded - exact).norm() / exact.norm() < 0.02
 
 
 def test_gradients_that_arrive_at_the_alignment_alone():

@@ -60,7 +60,7 @@ def test_values_parse(overrides, name, value):
         ("data_dir='x", "unbalanced quotes"),
         ("p_prenet_dropout=1", "setting p_prenet_dropout=1.0: a dropout rate is in [0, 1)"),
         ("batching_strategy=SORTED", "use one of RAND, SB, SSB, BKT, ATS"),
-        ("precision=fp16", "use one of fp32, tf32"),
+        ("precision=fp16", "use one of fp32, tf32, bf16"),
         ("hop_length=4000", "setting hop_length=4000: use at most win_length=1102"),
         ("mel_fmax=12000", "setting mel_fmax=12000.0: use a value above mel_fmin=0.0 up to"),
         ("encoder_kernel_size=4", "use an odd number"),

@@ -109,10 +109,12 @@ def test_bench_step_times_each_implementation(tmp_path, monkeypatch, capsys):
         "--implementations",
         "nvidia",
         "scan",
+        "scan+bf16",
     ]
     call(bench_step.main, monkeypatch, *options, "--hparams", SMALL, "--json", path)
     printed = capsys.readouterr().out
-    assert printed.count("| nvidia |") == printed.count("| scan |") == 2
+    for name in ("nvidia", "scan", "scan+bf16"):
+        assert printed.count(f"| {name} |") == 2
     rows = json.loads(path.read_text())["rows"]
     assert [row["frames"] for row in rows] == [8, 12]
     for row in rows:
@@ -147,6 +149,10 @@ def test_bench_step_walks_an_epoch(tmp_path, monkeypatch, capsys):
         (f"--frames 4 --batch_sizes 2 --hparams {SMALL}n_symbols=1", "nvidia: .*'from'"),
         ("--epoch nowhere.csv", "nowhere.csv: cannot be read"),
         ("--implementations fast", "invalid choice: 'fast'"),
+        (
+            "--implementations scan scan+bf16 --hparams precision=fp32",
+            "'precision' is given twice",
+        ),
         ("--json nowhere/x.json", "nowhere: no such folder"),
         ("--batches 3", "--batches 3: goes with --epoch"),
     ],

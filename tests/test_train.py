@@ -135,6 +135,20 @@ def test_fp32_means_it(tmp_path, settings, monkeypatch, precision, allowed):
     assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == allowed
 
 
+def test_bf16_trains_nearly_as_fp32_and_validates_in_fp32(tmp_path, settings, monkeypatch):
+    losses, validation = {}, {}
+    for precision in ("fp32", "bf16"):
+        settings_ = settings + f"precision={precision},epochs=1,learning_rate=1e-9"
+        records = run(monkeypatch, tmp_path / precision, settings_)
+        losses[precision] = [event["loss"] for event in events(records, "step")]
+        validation[precision] = events(records, "validation")[0]["mel_loss"]
+        weights = load_newest(tmp_path / precision)[1]["state_dict"].values()
+        assert all(weight.dtype in (torch.float32, torch.int64) for weight in weights)
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.01)
+    assert validation["bf16"] == pytest.approx(validation["fp32"], rel=1e-3)
+
+
 def test_gradients_are_clipped(tmp_path, settings, monkeypatch):
     """Adam's first step does not depend on the gradient's size, its moments do."""
     for clip in (1.0, 1e-3):
