@@ -16,8 +16,8 @@ The loops are the four functions that return ``run``: it does a few consecutive 
 of the tensors of all steps. With ``graph=True`` it does them on buffers of their own instead,
 so that on a GPU one CUDA graph, captured once for each shape, replaces hundreds of launches.
 
-Under ``torch.autocast`` the products with the LSTMs' weights are in its dtype; all else, and what
-goes in and out, is in that of the weights.
+``dtype`` is what the factors and results of products are rounded to that have to do with a weight
+of the LSTMs or its gradient. All else, and what goes in and out, is in the dtype of what is given.
 
 T steps (frames of the decoder, characters of the encoder), B clips, T_in characters, H units,
 E features of a character, A features compared, W characters in the location filters.
@@ -47,6 +47,7 @@ def lstm(
     mask: Tensor | None = None,
     scale: float = 1.0,
     graph: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """An LSTM from a zero state; what it outputs is what it carries on.
 
@@ -62,10 +63,9 @@ def lstm(
     if graph:
         more = (0, 0, 0, -B % B_MULTIPLE, 0, -T % STEPS)
         x, mask = F.pad(x, more), mask if mask is None else F.pad(mask, more)
-    inputs = tuple(tensor.to(bias.dtype) for tensor in (x, weight_ih, weight_hh, bias))
-    options = scale, graph, _product_dtype(bias), _needs_grad(inputs)
-    with torch.autocast(x.device.type, enabled=False):
-        return _LSTM.apply(*inputs, mask, *options)[:T, :B]
+    inputs = (x, weight_ih, weight_hh, bias)
+    options = mask, scale, graph, dtype or x.dtype, _needs_grad(inputs)
+    return _LSTM.apply(*inputs, *options)[:T, :B]
 
 
 def attend(
@@ -82,6 +82,7 @@ def attend(
     mask: Tensor | None = None,
     scale: float = 1.0,
     graph: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """An LSTM that sees the last context, and attention that looks with its output.
 
@@ -111,10 +112,8 @@ def attend(
         padding = F.pad(F.pad(padding, (0, more_T_in), value=True), (0, 0, 0, more_B), value=False)
         mask = mask if mask is None else F.pad(mask, (0, 0, 0, more_B, 0, more_T))
     inputs = (x, memory, keys, weight_ih, recurrent, bias, query, location, v)
-    inputs = tuple(tensor.to(bias.dtype) for tensor in inputs)
-    options = scale, graph, _product_dtype(bias), _needs_grad(inputs)
-    with torch.autocast(x.device.type, enabled=False):
-        features, contexts, weights = _Attend.apply(*inputs, padding, mask, *options)
+    options = padding, mask, scale, graph, dtype or x.dtype, _needs_grad(inputs)
+    features, contexts, weights = _Attend.apply(*inputs, *options)
     return features[:T, :B], contexts[:T, :B], weights[:T, :B, :T_in]
 
 
@@ -162,8 +161,9 @@ class _LSTM(torch.autograd.Function):
                 _at(mask, t),
                 d_hidden[t : t + STEPS],
             )
-        d_x, d_weight_ih, d_bias = _input_gradients(ctx, d_gates, x, weight_ih)
-        d_weight_hh = _weight_gradient(d_gates, hidden[:-1], weight_hh.dtype)
+        d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(weight_hh.dtype)
+        d_x, d_weight_ih = _input_gradients(ctx, d_gates, x, weight_ih)
+        d_weight_hh = _weight_gradient(d_gates, hidden[:-1])
         return d_x, d_weight_ih, d_weight_hh, d_bias, *[None] * 5
 
 
@@ -274,9 +274,10 @@ class _Attend(torch.autograd.Function):
                 _at(d_contexts, t),
                 _at(d_weights, t),
             )
-        d_x, d_weight_ih, d_bias = _input_gradients(ctx, d_gates, x, weight_ih)
-        d_recurrent = _weight_gradient(d_gates, features[:-1], recurrent.dtype)
-        d_query = _weight_gradient(d_asked, features[1:, :, :H], query.dtype)
+        d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(recurrent.dtype)
+        d_x, d_weight_ih = _input_gradients(ctx, d_gates, x, weight_ih)
+        d_recurrent = _weight_gradient(d_gates, features[:-1])
+        d_query = _weight_gradient(d_asked, features[1:, :, :H])
         gradients = d_x, d_memory, d_keys, d_weight_ih, d_recurrent, d_bias, d_query
         return *gradients, d_location, d_v, *[None] * 6
 
@@ -486,7 +487,7 @@ def multiplier(weight: Tensor, rows: int) -> Callable[..., Tensor]:
     without them, or with ``torch.backends.mkldnn`` switched off, it is a plain product.
     """
     dtype, product = weight.dtype, F.linear
-    if weight.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and _has_onednn():
+    if weight.device.type == "cpu" and _has_onednn(dtype):
         ops = torch.ops.mkldnn
         weight = ops._reorder_linear_weight(weight.contiguous(), rows)
 
@@ -507,38 +508,31 @@ def multiplier(weight: Tensor, rows: int) -> Callable[..., Tensor]:
     return multiply
 
 
-def _has_onednn() -> bool:
+def _has_onednn(dtype: torch.dtype) -> bool:
     ops = torch.ops.mkldnn
-    return (
-        torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-        and hasattr(ops, "_reorder_linear_weight")
-        and hasattr(ops, "_linear_pointwise")
-    )
+    names = ["_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported"]
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return False
+    if not all(hasattr(ops, name) for name in names):
+        return False
+    # A CPU without AVX-512 cannot pack bfloat16.
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and ops._is_mkldnn_bf16_supported())
 
 
 def _input_gradients(
     ctx: Any, d_gates: Tensor, x: Tensor, weight_ih: Tensor
-) -> tuple[Tensor | None, Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor]:
     rows = d_gates.size(0) * d_gates.size(1)
     d_x = None
     if ctx.needs_input_grad[0]:
         d_x = multiplier(weight_ih.t(), rows)(d_gates).to(x.dtype)
-    return d_x, _weight_gradient(d_gates, x, weight_ih.dtype), d_gates.sum((0, 1))
+    return d_x, _weight_gradient(d_gates, x)
 
 
-def _weight_gradient(d_output: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """(T, B, N) and (T, B, K), multiplied in ``dtype``, to (N, K)."""
-    product = d_output.flatten(0, 1).to(dtype).t() @ x.flatten(0, 1).to(dtype)
+def _weight_gradient(d_output: Tensor, x: Tensor) -> Tensor:
+    """(T, B, N) and (T, B, K) to (N, K); the product is in the dtype of the first."""
+    product = d_output.flatten(0, 1).t() @ x.flatten(0, 1).to(d_output.dtype)
     return product.to(x.dtype)
-
-
-def _product_dtype(tensor: Tensor) -> torch.dtype:
-    """Autocast's, where that is on; otherwise the tensor's."""
-    device = tensor.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return tensor.dtype
 
 
 # Loops

@@ -21,16 +21,12 @@ def choose_device(hparams: HParams) -> torch.device:
     # TF32 rounds inputs to 10 bits; cuDNN's would be on by default.
     torch.backends.cuda.matmul.allow_tf32 = hparams.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = hparams.precision == "tf32"
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # sums stay in fp32
     if torch.cuda.is_available():
         return torch.device("cuda")
     if hparams.decoder == "graph":
         raise UserError("setting decoder=graph: needs an NVIDIA GPU, and none is here; use scan")
     return torch.device("cpu")
-
-
-def autocast(hparams: HParams, device: torch.device) -> torch.autocast:
-    """For the forward pass of a training step: with ``precision=bf16`` products are in that."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=hparams.precision == "bf16")
 
 
 def keep_memory() -> None:

@@ -129,12 +129,15 @@ class Encoder(nn.Module):
         self.lstm = nn.LSTM(dims[-1], dims[-1] // 2, batch_first=True, bidirectional=True)
         self.implementation = hparams.decoder
 
-    def forward(self, embedded: Tensor, lengths: Tensor) -> Tensor:
+    def forward(
+        self, embedded: Tensor, lengths: Tensor, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """(B, D_symbols, T_in) and descending lengths (B,) -> (B, T_in, D_encoder)."""
         x = embedded
-        for convolution in self.convolutions:
-            x = dropout(F.relu(convolution(x)), self.p_dropout, self.training)
-        x = x.transpose(1, 2)  # (B, T_in, D_encoder)
+        with _autocast(x, dtype):
+            for convolution in self.convolutions:
+                x = dropout(F.relu(convolution(x)), self.p_dropout, self.training)
+        x = x.transpose(1, 2).to(embedded.dtype)  # (B, T_in, D_encoder)
         if self.implementation != "reference" and not x.is_cuda:  # on a GPU cuDNN's is faster
             return self._scan(x, lengths)
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True)
@@ -235,13 +238,11 @@ class Decoder(nn.Module):
         weight = torch.cat([layer.weight for layer in layers])  # (n_mels + 1, ...): one product
         bias = torch.cat([layer.bias for layer in layers])
         of_hidden, of_context = weight.split([hidden.size(-1), context.size(-1)], 1)
-        with torch.autocast(weight.device.type, enabled=False):  # mels are too large for bf16
-            output = F.linear(hidden.to(weight.dtype), of_hidden, bias)
-            output = output + F.linear(context.to(weight.dtype), of_context)
+        output = F.linear(hidden, of_hidden, bias) + F.linear(context, of_context)
         return output[..., :-1], output[..., -1]
 
     def forward(
-        self, memory: Tensor, mel: Tensor, padding: Tensor
+        self, memory: Tensor, mel: Tensor, padding: Tensor, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Teacher forcing: every step is given the true previous frame.
 
@@ -249,6 +250,7 @@ class Decoder(nn.Module):
             memory: (B, T_in, D_encoder)
             mel: (B, n_mels, T_out), the targets
             padding: (B, T_in), True beyond a text's end
+            dtype: of the products with the LSTMs' weights; the loop's are in the weights' own
 
         Returns:
             mel (B, n_mels, T_out), gate logits (B, T_out), alignment (B, T_out, T_in)
@@ -265,8 +267,11 @@ class Decoder(nn.Module):
                 (self.p_decoder_dropout, self.decoder_rnn_dim),
             )
         )
-        run = self._loop if self.implementation == "reference" else self._scan
-        *features, alignment = run(frames, memory, keys, padding, attention_mask, decoder_mask)
+        inputs = frames, memory, keys, padding, attention_mask, decoder_mask
+        if self.implementation == "reference":
+            *features, alignment = self._loop(*inputs)
+        else:
+            *features, alignment = self._scan(*inputs, dtype)
         mel, gate = self.project(*features)  # (T_out, B, n_mels), (T_out, B)
         return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
 
@@ -297,6 +302,7 @@ class Decoder(nn.Module):
         padding: Tensor,
         attention_mask: Tensor | None,
         decoder_mask: Tensor | None,
+        dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same by decoder_scan: nothing after the attention feeds back into it."""
         rnn, layer = self.attention_rnn, self.attention_layer
@@ -317,6 +323,7 @@ class Decoder(nn.Module):
             attention_mask,
             1 / (1 - self.p_attention_dropout),
             graph=self.implementation == "graph",
+            dtype=dtype,
         )
         rnn = self.decoder_rnn
         hidden = decoder_scan.lstm(
@@ -327,6 +334,7 @@ class Decoder(nn.Module):
             decoder_mask,
             1 / (1 - self.p_decoder_dropout),
             graph=self.implementation == "graph",
+            dtype=dtype,
         )
         return hidden, context, alignment
 
@@ -353,10 +361,14 @@ class Postnet(nn.Module):
             for i in range(n)
         )
 
-    def forward(self, mel: Tensor) -> Tensor:  # (B, n_mels, T_out) -> (B, n_mels, T_out)
-        for convolution in self.convolutions[:-1]:
-            mel = dropout(torch.tanh(convolution(mel)), self.p_dropout, self.training)
-        return dropout(self.convolutions[-1](mel), self.p_dropout, self.training)
+    def forward(self, mel: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """(B, n_mels, T_out) -> (B, n_mels, T_out)"""
+        x = mel
+        with _autocast(x, dtype):
+            for convolution in self.convolutions[:-1]:
+                x = dropout(torch.tanh(convolution(x)), self.p_dropout, self.training)
+            x = dropout(self.convolutions[-1](x), self.p_dropout, self.training)
+        return x.to(mel.dtype)
 
 
 class Tacotron2(nn.Module):
@@ -364,6 +376,7 @@ class Tacotron2(nn.Module):
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
+        self.training_dtype = torch.bfloat16 if hparams.precision == "bf16" else None
         self.mask_padding = hparams.mask_padding
         self.gate_threshold = hparams.gate_threshold
         self.max_decoder_steps = hparams.max_decoder_steps
@@ -381,11 +394,12 @@ class Tacotron2(nn.Module):
             batch: ``text`` (B, T_in) int64, ``text_lengths`` (B,) descending, ``mel``
                 (B, n_mels, T_out), ``mel_lengths`` (B,).
         """
+        dtype = self.training_dtype if self.training else None  # validation's losses compare
         embedded = self.embedding(batch.text).transpose(1, 2)  # (B, D_symbols, T_in)
-        memory = self.encoder(embedded, batch.text_lengths)  # (B, T_in, D_encoder)
+        memory = self.encoder(embedded, batch.text_lengths, dtype)  # (B, T_in, D_encoder)
         padding = _padding(batch.text_lengths, batch.text.size(1))  # (B, T_in)
-        mel, gate, alignment = self.decoder(memory, batch.mel, padding)
-        mel_postnet = mel + self.postnet(mel)  # (B, n_mels, T_out)
+        mel, gate, alignment = self.decoder(memory, batch.mel, padding, dtype)
+        mel_postnet = mel + self.postnet(mel, dtype)  # (B, n_mels, T_out)
         if self.mask_padding:
             # Out of place: NVIDIA's code writes the mask into the tensor that the postnet's
             # first convolution has saved for backward, so its gradient there is wrong.
@@ -452,6 +466,11 @@ class Tacotron2(nn.Module):
         return InferenceOutput(
             mel, mel_postnet, gate, torch.stack(alignment, 1), mel_lengths, stopped
         )
+
+
+def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:
+    """In which convolutions are in ``dtype``, or as they come if that is None."""
+    return torch.autocast(x.device.type, dtype, enabled=dtype is not None)
 
 
 def _drop(hidden: Tensor, mask: Tensor | None, p: float) -> Tensor:

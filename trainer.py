@@ -23,10 +23,10 @@ from checkpoint import (
     set_random_state,
 )
 from data_utils import Batch, MelDataset, collate, loaded, progress
-from device import autocast, is_out_of_memory, peak_memory, synchronize
+from device import is_out_of_memory, peak_memory, synchronize
 from hparams import HParams, UserError
 from logger import RunLogger, Sample, alignment_scores
-from loss_function import Loss, Tacotron2Loss
+from loss_function import Tacotron2Loss
 from model import Output, Tacotron2
 
 
@@ -165,7 +165,7 @@ class Run:
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         try:
             self.optimizer.zero_grad()
-            loss = self.loss(batch)
+            loss = self.loss_function(self.model(batch), batch)
             loss.objective.backward()
             grad_norm = nn.utils.clip_grad_norm_(
                 self.model.parameters(), hparams.grad_clip_thresh
@@ -203,11 +203,6 @@ class Run:
             )
         tqdm.write(f"warning: {what}: step skipped")
         return 0.0
-
-    def loss(self, batch: Batch) -> Loss:
-        with autocast(self.hparams, batch.mel.device):
-            output = self.model(batch)
-        return self.loss_function(output, batch)
 
     def warn_of_collapse(self, alignment: float) -> None:
         """Say so if attention had found the diagonal and has lost it."""
@@ -252,7 +247,7 @@ class Run:
             n = 0 if self.optimizer.state else 2
             kept = [torch.empty_like(p) for p in self.model.parameters() for _ in range(n)]
             batch = collate(clips).to(device)
-            self.loss(batch).objective.backward()
+            self.loss_function(self.model(batch), batch).objective.backward()
             synchronize(device)
             del kept
         except (RuntimeError, MemoryError) as error:

@@ -11,7 +11,8 @@ turns, step by step, so that a busy moment of the machine falls on all alike. Fi
     reference  decoder=reference
     scan       decoder=scan
     graph      decoder=graph, on a GPU only
-    scan+bf16  decoder=scan with precision=bf16; likewise scan+tf32, graph+bf16 and graph+tf32
+    scan+bf16  decoder=scan with precision=bf16; likewise graph+bf16, nvidia+bf16 (as autocast
+               does it), and with +tf32 for each
 
 The model is that of the paper, training in fp32 where nothing else is said, with dropout on; the
 clips are noise, all of one length, a character every four frames. With ``--epoch`` batches have
@@ -43,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import model as model_module
 from batching import plan_batches
 from data_utils import Batch, collate
-from device import autocast, choose_device, keep_memory, peak_memory, synchronize
+from device import choose_device, keep_memory, peak_memory, synchronize
 from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from loss_function import Tacotron2Loss
 from model import Decoder, Tacotron2
@@ -51,7 +52,7 @@ from scripts.plot_batching import read_lengths, rescale
 
 IMPLEMENTATIONS = ("nvidia", "reference", "scan", "graph")
 FASTER = tuple(
-    f"{name}+{precision}" for name in ("scan", "graph") for precision in ("tf32", "bf16")
+    f"{name}+{precision}" for name in ("nvidia", "scan", "graph") for precision in ("tf32", "bf16")
 )
 BATCHING = {"RAND": False, "SSB-DBS-BR": True}  # and whether it is dynamic and randomised
 
@@ -81,8 +82,13 @@ class NvidiaDecoder(Decoder):
     """Projects every step, and drops with F.dropout, as NVIDIA's code does."""
 
     def forward(
-        self, memory: Tensor, mel: Tensor, padding: Tensor
+        self, memory: Tensor, mel: Tensor, padding: Tensor, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.autocast(memory.device.type, dtype, enabled=dtype is not None):
+            output = self.loop(memory, mel, padding)
+        return tuple(tensor.float() for tensor in output)
+
+    def loop(self, memory: Tensor, mel: Tensor, padding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         frames = self.prenet(F.pad(mel, (1, -1)).permute(2, 0, 1))
         keys = self.attention_layer.memory_layer(memory)
         state = self.initial_state(memory)
@@ -122,7 +128,7 @@ def settings(implementation: str, args: argparse.Namespace) -> HParams:
 
 def build(implementation: str, hparams: HParams, device: torch.device) -> Tacotron2:
     torch.manual_seed(0)
-    if implementation == "nvidia":
+    if implementation.startswith("nvidia"):
         model_module.Decoder, model_module.dropout = NvidiaDecoder, F.dropout
     return Tacotron2(hparams).to(device).train()
 
@@ -131,7 +137,7 @@ def worker(
     connection: Connection, implementation: str, args: argparse.Namespace, memory: int
 ) -> None:
     """Does the steps it is asked for: a shape comes, its times and the peak memory go."""
-    if implementation != "nvidia":
+    if not implementation.startswith("nvidia"):
         keep_memory()
     torch.set_num_threads(args.threads)
     torch.backends.mkldnn.enabled = not args.no_onednn
@@ -170,9 +176,7 @@ def step(
     model.zero_grad()
     synchronize(device)
     started = time.perf_counter()
-    with autocast(hparams, device):
-        output = model(batch)
-    objective = loss_function(output, batch).objective
+    objective = loss_function(model(batch), batch).objective
     synchronize(device)
     middle = time.perf_counter()
     objective.backward()
@@ -396,7 +400,10 @@ def parse_args() -> argparse.Namespace:
     add(
         "--implementations",
         nargs="+",
-        choices=(*usual, *(name for name in FASTER if cuda or name == "scan+bf16")),
+        choices=(
+            *usual,
+            *(name for name in FASTER if cuda or name in ("nvidia+bf16", "scan+bf16")),
+        ),
         default=usual,
         metavar="NAME",
         help="of %(choices)s; the first is the base of the ratios (default: %(default)s)",

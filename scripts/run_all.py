@@ -10,7 +10,6 @@ largest whose padding does not exceed SSB's.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import fcntl
 import itertools
@@ -39,7 +38,7 @@ import data_utils
 from batching import batch_statistics, plan_batches, solve_randomness
 from checkpoint import load_newest, make_folder
 from data_utils import Clip, collate, load_data
-from device import autocast, choose_device, is_out_of_memory, keep_memory, synchronize
+from device import choose_device, is_out_of_memory, keep_memory, synchronize
 from hparams import (
     ArgumentParser,
     HParams,
@@ -319,9 +318,7 @@ def measure(hparams: HParams, B: int, T_in: int, T_out: int, begun: float) -> Co
         while len(times) < 3 and sum(times) < 10:  # the first warms up, unless it is long
             started = time.perf_counter()
             with torch.set_grad_enabled(train):
-                with autocast(hparams, device) if train else contextlib.nullcontext():
-                    output = model(batch)
-                loss = loss_function(output, batch)
+                loss = loss_function(model(batch), batch)
             if train:
                 optimizer.zero_grad()
                 loss.objective.backward()

@@ -136,17 +136,26 @@ def test_fp32_means_it(tmp_path, settings, monkeypatch, precision, allowed):
 
 
 def test_bf16_trains_nearly_as_fp32_and_validates_in_fp32(tmp_path, settings, monkeypatch):
-    losses, validation = {}, {}
-    for precision in ("fp32", "bf16"):
-        settings_ = settings + f"precision={precision},epochs=1,learning_rate=1e-9"
+    losses, dtypes = {}, set()
+
+    def convolve(self, x):
+        y = real_convolve(self, x)
+        dtypes.add((self.training, y.dtype))
+        return y
+
+    real_convolve = torch.nn.Conv1d.forward
+    monkeypatch.setattr(torch.nn.Conv1d, "forward", convolve)
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        settings_ = settings.replace("decoder=reference", "decoder=scan")  # whose loop has some too
+        settings_ += f"precision={precision},epochs=1,learning_rate=1e-9"
         records = run(monkeypatch, tmp_path / precision, settings_)
         losses[precision] = [event["loss"] for event in events(records, "step")]
-        validation[precision] = events(records, "validation")[0]["mel_loss"]
+        assert dtypes == {(True, dtype), (False, torch.float32)}
+        dtypes.clear()
         weights = load_newest(tmp_path / precision)[1]["state_dict"].values()
         assert all(weight.dtype in (torch.float32, torch.int64) for weight in weights)
     assert losses["bf16"] != losses["fp32"]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.01)
-    assert validation["bf16"] == pytest.approx(validation["fp32"], rel=1e-3)
 
 
 def test_gradients_are_clipped(tmp_path, settings, monkeypatch):
