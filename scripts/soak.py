@@ -99,7 +99,7 @@ def kill_once(
     return "training" if trains() else "the start"
 
 
-def same(one: Path, other: Path) -> None:
+def assert_same_run(one: Path, other: Path) -> None:
     """Raise :class:`UserError` unless two finished runs are equal."""
     first, second = (load_newest(folder)[1] for folder in (one, other))
     for name, weight in first["state_dict"].items():
@@ -147,7 +147,7 @@ def soak(
     while n < kills:
         at = kill_once(broken, settings, log, rng, startup)
         if at is None:  # done: it counts, and another is broken
-            same(whole, broken)
+            assert_same_run(whole, broken)
             broken = folder / f"broken{n}"
             continue
         n += 1
@@ -155,7 +155,7 @@ def soak(
         for path in checkpoints(broken):
             load_checkpoint(path)  # whole, all of them
     finish(broken, settings, log)
-    same(whole, broken)
+    assert_same_run(whole, broken)
     return found, load_newest(whole)[1]["progress"]["step"]
 
 

@@ -103,7 +103,7 @@ def test_stopped_after_every_batch_it_is_the_same_run(
     n_batches = sum(line["n_batches"] for line in records(tmp_path / "whole", "epoch"))
     stops = statuses[: statuses.index(0)]
     assert stops.count(143) == n_batches and stops.count(130) == 2
-    soak.same(tmp_path / "whole", tmp_path / "broken")
+    soak.assert_same_run(tmp_path / "whole", tmp_path / "broken")
     whole, broken = (load_newest(tmp_path / name)[1] for name in ("whole", "broken"))
     for name in ("epoch", "batch", "step", "best_loss", "best_alignment"):
         assert whole["progress"][name] == broken["progress"][name]
@@ -164,8 +164,8 @@ def test_two_runs_of_one_seed_are_equal(tmp_path, settings):
         runs.append(start(tmp_path / name, f"{settings}epochs=2{more}"))
     for process in runs:
         finish(process, 0)
-    soak.same(tmp_path / "one", tmp_path / "other")
-    soak.same(tmp_path / "one", tmp_path / "third")
+    soak.assert_same_run(tmp_path / "one", tmp_path / "other")
+    soak.assert_same_run(tmp_path / "one", tmp_path / "third")
 
 
 def test_deterministic_asks_torch_for_it(tmp_path, settings, monkeypatch):
@@ -211,7 +211,7 @@ def test_killed_between_the_best_checkpoint_and_the_newest_the_best_stays(
             run(patch, tmp_path / "broken", settings)
     assert not checkpoints(tmp_path / "broken")
     run(monkeypatch, tmp_path / "broken", settings, "--resume")
-    soak.same(tmp_path / "whole", tmp_path / "broken")
+    soak.assert_same_run(tmp_path / "whole", tmp_path / "broken")
     best = [load_checkpoint(tmp_path / n / "checkpoint_best.pt") for n in ("whole", "broken")]
     assert best[0]["progress"]["epoch"] == best[1]["progress"]["epoch"] == 3
 
@@ -227,7 +227,7 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(
     capsys.readouterr()
     assert run(monkeypatch, tmp_path / "broken", settings, "--resume") == 0
     assert f"warning: {newest}: not a checkpoint, or damaged" in capsys.readouterr().err
-    soak.same(tmp_path / "whole", tmp_path / "broken")
+    soak.assert_same_run(tmp_path / "whole", tmp_path / "broken")
     assert Path(f"{newest}.damaged").stat().st_size == 1000
 
 
@@ -272,7 +272,7 @@ def test_the_best_checkpoint_alone_is_a_run_too(tmp_path, settings, monkeypatch)
     with pytest.raises(UserError, match="run: holds a run; --resume it, or give another -o"):
         run(monkeypatch, tmp_path / "run", settings + "epochs=2")
     run(monkeypatch, tmp_path / "run", settings + "epochs=2", "--resume")
-    soak.same(tmp_path / "whole", tmp_path / "run")
+    soak.assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
 def test_another_preset_is_another_run(tmp_path, settings, monkeypatch):
@@ -587,13 +587,13 @@ def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(
         assert run(patch, tmp_path / "broken", settings + "epochs=1", "--resume") == 143
     assert load_newest(tmp_path / "broken")[1]["progress"]["step"] == 0
     assert run(monkeypatch, tmp_path / "broken", settings + "epochs=1", "--resume") == 0
-    soak.same(tmp_path / "whole", tmp_path / "broken")
+    soak.assert_same_run(tmp_path / "whole", tmp_path / "broken")
 
 
 def test_trying_the_largest_batches_changes_nothing(tmp_path, settings, monkeypatch):
     for name in ("True", "False"):
         run(monkeypatch, tmp_path / name, settings + f"epochs=2,largest_first={name}")
-    soak.same(tmp_path / "True", tmp_path / "False")
+    soak.assert_same_run(tmp_path / "True", tmp_path / "False")
 
 
 @pytest.mark.parametrize(
