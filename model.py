@@ -132,7 +132,10 @@ class Encoder(nn.Module):
     def forward(
         self, embedded: Tensor, lengths: Tensor, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """(B, D_symbols, T_in) and descending lengths (B,) -> (B, T_in, D_encoder)."""
+        """(B, D_symbols, T_in) and descending lengths (B,) -> (B, T_in, D_encoder).
+
+        The convolutions are in ``dtype``, if one is given; likewise in the postnet.
+        """
         x = embedded
         with _autocast(x, dtype):
             for convolution in self.convolutions:
@@ -250,7 +253,7 @@ class Decoder(nn.Module):
             memory: (B, T_in, D_encoder)
             mel: (B, n_mels, T_out), the targets
             padding: (B, T_in), True beyond a text's end
-            dtype: of the products with the LSTMs' weights; the loop's are in the weights' own
+            dtype: of the products with the LSTMs' weights (None, or the loop: the weights' own)
 
         Returns:
             mel (B, n_mels, T_out), gate logits (B, T_out), alignment (B, T_out, T_in)
