@@ -110,10 +110,11 @@ def test_bench_step_times_each_implementation(tmp_path, monkeypatch, capsys):
         "nvidia",
         "scan",
         "scan+bf16",
+        "nvidia+bf16",
     ]
     call(bench_step.main, monkeypatch, *options, "--hparams", SMALL, "--json", path)
     printed = capsys.readouterr().out
-    for name in ("nvidia", "scan", "scan+bf16"):
+    for name in ("nvidia", "scan", "scan+bf16", "nvidia+bf16"):
         assert printed.count(f"| {name} |") == 2
     rows = json.loads(path.read_text())["rows"]
     assert [row["frames"] for row in rows] == [8, 12]
