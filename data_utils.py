@@ -17,7 +17,7 @@ import signal
 import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -691,24 +691,43 @@ def make_loader(dataset: MelDataset, batches: Iterable[list[int]], hparams: HPar
         persistent_workers=hparams.num_workers > 0,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # its own, so that loading draws nothing from the training's
-        worker_init_fn=_outlast_signals,
+        worker_init_fn=_ignore_interrupt,
     )
 
 
-def _outlast_signals(worker: int) -> None:
-    """Leave Ctrl-C, and a scheduler's SIGTERM to all, to the training process, which still needs
-    a batch or two to end well; but not for ever, since a SIGTERM may be from itself.
-    """
+def _ignore_interrupt(worker: int) -> None:
+    """Leave Ctrl-C to the training process, which still needs a batch to end well."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(600))
 
 
-def loaded(loader: DataLoader) -> Iterator[Batch]:
-    """The batches of a loader; raises the :class:`UserError` of a clip that cannot be read."""
-    for batch in loader:
+def loaded(
+    loader: DataLoader, waiting: Callable[[], AbstractContextManager] = nullcontext
+) -> Iterator[Batch]:
+    """The batches of a loader; each is waited for in a context of ``waiting()``.
+
+    Raises:
+        UserError: of a clip that cannot be read.
+    """
+    batches = iter(loader)
+    # Torch would raise the death of a loader process amid a step; waiting for data shows it too.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    while True:
+        with waiting():
+            batch = next(batches, None)
+        if batch is None:
+            return
         if isinstance(batch, UserError):
             raise batch
         yield batch
+
+
+def close(*loaders: DataLoader) -> None:
+    """End the processes of loaders. Left to the garbage collector, a loader lives on for as long
+    as anything refers to it: a frame of the traceback of an exception that a library keeps.
+    """
+    for loader in loaders:
+        if loader._iterator is not None:
+            loader._iterator._shutdown_workers()
 
 
 def data_fingerprint(*sets: Sequence[Clip]) -> str:

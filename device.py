@@ -5,6 +5,7 @@ import os
 import platform
 import resource
 import sys
+from contextlib import suppress
 
 import torch
 
@@ -27,6 +28,17 @@ def choose_device(hparams: HParams) -> torch.device:
     if hparams.decoder == "graph":
         raise UserError("setting decoder=graph: needs an NVIDIA GPU, and none is here; use scan")
     return torch.device("cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """The model of the GPU or the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name()
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return f"CPU: {line.partition(':')[2].strip()}"
+    return f"CPU: {platform.processor() or platform.machine()}"
 
 
 def keep_memory() -> None:
