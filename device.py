@@ -41,6 +41,11 @@ def device_name(device: torch.device) -> str:
     return f"CPU: {platform.processor() or platform.machine()}"
 
 
+def n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def keep_memory() -> None:
     """Let a CPU's freed memory serve the next step, as PyTorch's allocator does on a GPU.
 

@@ -245,7 +245,7 @@ NVIDIA_ONLY = {
     "max_wav_value": "samples of any format are scaled to [-1, 1]; leave it out",
     "n_frames_per_step": "a decoder step makes one frame, as NVIDIA's does; leave it out",
     "decoder_no_early_stopping": "use gate_threshold=0.999, and max_decoder_steps",
-    "use_saved_learning_rate": "-c keeps the saved one unless --hparams names learning_rate",
+    "use_saved_learning_rate": "leave it out: -c keeps all settings that --hparams does not name",
     "cudnn_enabled": "cuDNN is always used; leave it out",
     "cudnn_benchmark": "batches differ in shape, so that it would only cost time; leave it out",
     "dist_backend": "this trains on one GPU; leave it out",

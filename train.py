@@ -41,7 +41,7 @@ from checkpoint import (
     set_random_state,
 )
 from data_utils import MelDataset, load_data, make_loader, open_mels
-from device import choose_device, device_name, is_out_of_memory, keep_memory
+from device import choose_device, device_name, is_out_of_memory, keep_memory, n_cores
 from hparams import (
     AUDIO,
     DISK_FULL,
@@ -222,6 +222,8 @@ def train(args: argparse.Namespace) -> None:
 
     name = device_name(device)
     print(f"training on {name}, {hparams.precision}", flush=True)
+    if hparams.num_workers > n_cores():
+        print(f"note: num_workers={hparams.num_workers} on {n_cores()} cores: more load no faster")
 
     # Data
     train_clips, val_clips = load_data(hparams)

@@ -1,8 +1,10 @@
 """train.py as a user runs it, on tones."""
 
 import json
+import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -403,6 +405,16 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, settings, monkeypatc
     assert torch.allclose(old["embedding.weight"], new["embedding.weight"])
     name = "decoder.attention_rnn.weight_hh"
     assert not torch.allclose(old[name], new[name])
+
+
+def test_more_workers_than_cores_are_said_in_one_line(tmp_path, settings, monkeypatch, capsys):
+    monkeypatch.setattr(train, "n_cores", lambda: 1)
+    with warnings.catch_warnings(record=True) as raw:
+        warnings.simplefilter("always")
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+        run(monkeypatch, tmp_path, settings.replace("workers=0", "workers=2") + "epochs=1")
+    assert "note: num_workers=2 on 1 cores: more load no faster\n" in capsys.readouterr().out
+    assert not [warning for warning in raw if "DataLoader" in str(warning.message)]
 
 
 def test_a_refused_call_leaves_nothing(tmp_path, settings, monkeypatch):
