@@ -20,7 +20,7 @@ from checkpoint import load_checkpoint, load_weights, make_folder, saved_hparams
 from data_utils import report_left_out, speakable_ids
 from hparams import ArgumentParser, UserError, create_hparams, exit_on_user_error
 from layers import griffin_lim
-from logger import Sample, draw_alignment
+from logger import draw_alignment
 from model import Tacotron2
 
 
@@ -66,8 +66,9 @@ def main() -> None:
         path = args.output_dir / str(i + 1)
         soundfile.write(f"{path}.wav", griffin_lim(mel, hparams), hparams.sampling_rate)
         np.save(f"{path}.npy", mel.numpy())
-        sample = Sample(text, mel, mel, output.gate[i, :n].cpu(), alignment)
-        draw_alignment(sample, hparams.hop_length / hparams.sampling_rate).savefig(f"{path}.png")
+        draw_alignment(alignment, text, hparams.hop_length / hparams.sampling_rate).savefig(
+            f"{path}.png"
+        )
         seconds = n * hparams.hop_length / hparams.sampling_rate
         end = (
             ""
