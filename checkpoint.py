@@ -428,16 +428,25 @@ class StopSignals:
         self.number, self.waiting = 0, False
         numbers = signal.SIGINT, signal.SIGTERM
         self.handlers = {number: signal.signal(number, self._note) for number in numbers}
+        self.alarm = signal.signal(signal.SIGALRM, self._stop_waiting)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._restore()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.alarm)
+
+    def _restore(self) -> None:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
     def _note(self, number: int, _: object) -> None:
         self.number = number
-        self.__exit__()
+        self._restore()
         os.write(2, f"{signal.Signals(number).name}: saving, then stopping\n".encode())
+        signal.setitimer(signal.ITIMER_REAL, 1, 1)  # seconds, in which most batches come
+
+    def _stop_waiting(self, *_: object) -> None:
         if self.waiting:
             self.check()
 
@@ -446,8 +455,8 @@ class StopSignals:
             raise Stopped(self.number)
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """In this a signal is raised when it comes: there is no batch to finish."""
+    def while_waiting(self) -> Iterator[None]:
+        """For the time in which there is no batch to finish: a signal is raised after a second."""
         self.waiting = True
         try:
             self.check()

@@ -710,14 +710,23 @@ def loaded(
     """The batches of a loader; each is waited for in a context of ``waiting()``.
 
     Raises:
-        UserError: of a clip that cannot be read.
+        UserError: of a clip that cannot be read, or for a loader process that was killed.
     """
     batches = iter(loader)
     # Torch would raise the death of a loader process amid a step; waiting for data shows it too.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     while True:
-        with waiting():
-            batch = next(batches, None)
+        try:
+            with waiting():
+                batch = next(batches, None)
+        except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
+            if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):
+                raise
+            with waiting():  # it may have been a signal to all
+                raise UserError(
+                    "a loader process was killed, perhaps for want of memory; --resume, with a "
+                    "smaller num_workers"
+                ) from None
         if batch is None:
             return
         if isinstance(batch, UserError):

@@ -120,11 +120,6 @@ def explain(error: Exception, args: argparse.Namespace) -> str:
             "out of memory; let less else run there, then --resume; or start anew with a smaller "
             "batch_capacity_seconds, batch_size or model"
         )
-    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-        return (
-            "a loader process was killed, perhaps for want of memory; --resume, with a smaller "
-            "num_workers"
-        )
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         place = error.filename or f"{args.output_dir} or {args.log_dir or args.output_dir}"
         return (
@@ -201,10 +196,10 @@ def train(args: argparse.Namespace) -> None:
     if source:
         ignored = hparams.ignore_layers if args.warm_start else ()
         load_weights(model, state, source, ignored, args.warm_start)
+    by_nvidia = "optimizer" in state and "iteration" in state
     if source and not args.warm_start:
-        if "optimizer" in state:
-            load_optimizer(optimizer, state, source, model)
         if all(name in state for name in STATE):
+            load_optimizer(optimizer, state, source, model)
             try:
                 at = Progress(**state["progress"])
             except TypeError as error:
@@ -214,7 +209,9 @@ def train(args: argparse.Namespace) -> None:
                 ) from None
             if not resuming:  # another run: its settings may give the epoch other batches
                 at = Progress(epoch=at.epoch, step=at.step)
-        elif "iteration" not in state:  # of NVIDIA's
+        elif by_nvidia:
+            load_optimizer(optimizer, state, source, model)
+        else:
             print(f"note: {source}: has weights but no training state; starting at epoch 0")
     if resuming and at.epoch >= hparams.epochs:
         print(f"{source}: has {at.epoch} epochs: nothing left to do")
@@ -231,7 +228,7 @@ def train(args: argparse.Namespace) -> None:
     if resuming:
         refuse_other_data(state, data, source)
     sampler = data_utils.training_sampler(train_clips, hparams)
-    if source and "iteration" in state and not args.warm_start:
+    if by_nvidia and not args.warm_start:
         at.step = int(state["iteration"])
         at.epoch = at.step // len(sampler)
     if at.epoch >= hparams.epochs:

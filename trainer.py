@@ -138,7 +138,7 @@ class Run:
         real_frames = np.cumsum(sampler.lengths[plan.order], dtype=np.int64)[plan.ends - 1]
         options = {"total": len(plan), "initial": at.batch, "unit": "batch"}
         with progress(desc=f"epoch {at.epoch}", **options) as bar:
-            for batch in loaded(loader, stop.at_once):
+            for batch in loaded(loader, stop.while_waiting):
                 waited = time.perf_counter() - asked
                 loss = self.step(batch.to(device), [clips[i].place for i in plan[at.batch]])
                 at.batch += 1
@@ -317,7 +317,7 @@ def validate(
     padded_frames, real_frames, samples = 0, 0, {}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(data_utils.VALIDATION_SEED)
-        batches = progress(loaded(loader, stop.at_once), "validation", len(loader))
+        batches = progress(loaded(loader, stop.while_waiting), "validation", len(loader))
         for indices, batch in zip(loader.batch_sampler, batches, strict=True):
             batch = batch.to(device)
             output = model(batch)

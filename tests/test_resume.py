@@ -349,7 +349,7 @@ def test_a_checkpoint_of_another_version_is_refused_or_said(
     tmp_path, settings, monkeypatch, capsys, missing
 ):
     run(monkeypatch, tmp_path / "run", settings + "epochs=1")
-    (path,) = checkpoints(tmp_path / "run")
+    path = checkpoints(tmp_path / "run")[0]
     state = load_checkpoint(path)
     state["progress"]["of_the_future"] = 1
     torch.save(state, tmp_path / "future.pt")
@@ -361,7 +361,7 @@ def test_a_checkpoint_of_another_version_is_refused_or_said(
     with pytest.raises(UserError, match=f"has no {missing}; start from its weights by -c"):
         run(monkeypatch, tmp_path / "run", "epochs=2", "--resume")
     assert run(monkeypatch, tmp_path / "three", settings + "epochs=1", "-c", str(path)) == 0
-    assert f"note: {path}: has weights alone" in capsys.readouterr().out
+    assert f"note: {path}: has weights but no training state; starting at epoch 0" in capsys.readouterr().out
 
 
 def test_a_validation_that_is_not_finite_is_said(tmp_path, settings, monkeypatch, capsys):
@@ -373,8 +373,8 @@ def test_a_validation_that_is_not_finite_is_said(tmp_path, settings, monkeypatch
     monkeypatch.setattr(train, "Tacotron2Loss", Broken)
     validate = trainer.validate
 
-    def validate_with(model, loader, loss_function, stop):
-        return validate(model, loader, loss_function.eval(), stop)
+    def validate_with(model, loader, loss_function, *args):
+        return validate(model, loader, loss_function.eval(), *args)
 
     monkeypatch.setattr(trainer, "validate", validate_with)
     run(monkeypatch, tmp_path / "run", settings + "epochs=1")
