@@ -178,6 +178,8 @@ def train(args: argparse.Namespace) -> None:
     if resuming:
         refuse_other_data(state, data, source)
     sampler = data_utils.training_sampler(train_clips, hparams)
+    if note := data_utils.batching_note(sampler, hparams):
+        print(f"note: {note}", flush=True)
     log_dir = args.log_dir or folder
     make_folder(log_dir)
     mels = open_mels([*train_clips, *val_clips], hparams)
