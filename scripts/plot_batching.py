@@ -411,7 +411,7 @@ def draw_all(lengths: np.ndarray, args: argparse.Namespace) -> dict[Path, str]:
         draw_panels(path, example, panels, 1, args.unit, drawn[path])
     path = args.output_dir / "figure2.png"
     draw_parameters(path, lengths, args)
-    drawn[path] = "as the table; the curves beside, fixed batches"
+    drawn[path] = "the table's parameters, in fixed batches"
     fixed = {"batch_size": 4, "dynamic_batch_size": False, "batch_randomization": False}
     panels = [
         ("RAND: random", {"strategy": "RAND", **fixed}),
