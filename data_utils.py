@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from batching import EpochBatchSampler, plan_batches
+from batching import EpochBatchSampler, batch_statistics, plan_batches, solve_randomness
 from hparams import HParams, UserError
 from layers import MelSpectrogram
 from text import symbols, text_to_sequence, unknown_characters
@@ -635,6 +635,49 @@ def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampl
         n_bins=hparams.n_bins,
         capacity=batch_capacity(hparams),
     )
+
+
+def batching_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
+    """What BKT's or ATS's parameter leaves undone with these clips, and a better value; "" where
+    it does its work.
+    """
+    n, batch_size, dynamic = len(sampler.lengths), hparams.batch_size, hparams.dynamic_batch_size
+    if len(sampler) == 1:  # whatever the strategy
+        return ""
+    if hparams.batching_strategy == "BKT" and hparams.bucket_edges == "size":
+        name = "bucket_size"
+        if hparams.bucket_size < batch_size + dynamic:
+            what = f"no batch has more than {hparams.bucket_size} clips"
+            what += "; dynamic_batch_size makes none larger" * dynamic
+        elif hparams.bucket_size >= n:
+            what = f"all {n:,} clips are in one bucket, which is RAND"
+        else:
+            return ""
+    elif hparams.batching_strategy == "ATS" and hparams.n_bins >= len(sampler):
+        name = "n_bins"
+        what = f"an epoch has only {len(sampler):,} batches, which makes it RAND, or nearly so"
+    else:
+        return ""
+    try:
+        value = like_ssb(sampler.lengths, hparams, hparams.batching_strategy)
+        fix = f"{name}={value} pads about as much as"
+    except ValueError:
+        fix = "with so few clips no value pads as little as"
+    strategy = f"{hparams.batching_strategy} with {name}={getattr(hparams, name)}"
+    return f"{strategy}: {what}; {fix} SSB with lrf={hparams.lrf:g}"
+
+
+def like_ssb(lengths: Sequence[int] | np.ndarray, hparams: HParams, strategy: str) -> int:
+    """BKT's or ATS's parameter: the largest whose padding does not exceed SSB's by ``lrf``
+    (Sec. 3), in fixed batches.
+
+    Raises:
+        ValueError: there is none.
+    """
+    fixed = {"batch_size": hparams.batch_size, "seed": hparams.seed, "dynamic_batch_size": False}
+    plans = [plan_batches(lengths, "SSB", lrf=hparams.lrf, epoch=e, **fixed) for e in range(8)]
+    zpr = sum(batch_statistics(lengths, plan).zpr for plan in plans) / len(plans)
+    return int(solve_randomness(lengths, strategy, zpr, **fixed))
 
 
 def batch_capacity(hparams: HParams) -> int | None:

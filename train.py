@@ -228,6 +228,8 @@ def train(args: argparse.Namespace) -> None:
     if resuming:
         refuse_other_data(state, data, source)
     sampler = data_utils.training_sampler(train_clips, hparams)
+    if note := data_utils.batching_note(sampler, hparams):
+        print(f"note: {note}", flush=True)
     if by_nvidia and not args.warm_start:
         at.step = int(state["iteration"])
         at.epoch = at.step // len(sampler)

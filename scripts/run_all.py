@@ -35,7 +35,7 @@ from scipy.optimize import nnls
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import data_utils
-from batching import batch_statistics, plan_batches, solve_randomness
+from batching import batch_statistics
 from checkpoint import load_newest, make_folder
 from data_utils import Clip, collate, load_data
 from device import choose_device, is_out_of_memory, keep_memory, synchronize
@@ -239,13 +239,8 @@ def select_parameters(
     wanted = [s for s in ("BKT", "ATS") if s in strategies and PARAMETERS[s] not in given]
     if hparams.bucket_edges != "size":
         wanted = [s for s in wanted if s != "BKT"]
-    if not wanted:
-        return {}
-    fixed = {"batch_size": hparams.batch_size, "seed": hparams.seed, "dynamic_batch_size": False}
     try:
-        plans = [plan_batches(lengths, "SSB", lrf=hparams.lrf, epoch=e, **fixed) for e in range(8)]
-        zpr = sum(batch_statistics(lengths, plan).zpr for plan in plans) / len(plans)
-        return {s: int(solve_randomness(lengths, s, zpr, **fixed)) for s in wanted}
+        return {s: data_utils.like_ssb(lengths, hparams, s) for s in wanted}
     except ValueError as error:
         raise UserError(
             f"BKT and ATS cannot pad like SSB with these {len(lengths)} clips ({error}); give "
