@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import resource
+import shutil
 import sys
 
 import torch
@@ -27,6 +28,24 @@ def choose_device(hparams: HParams) -> torch.device:
     if hparams.decoder == "graph":
         raise UserError("setting decoder=graph: needs an NVIDIA GPU, and none is here; use scan")
     return torch.device("cpu")
+
+
+def why_no_gpu() -> str:
+    """Why PyTorch uses no GPU though there is an NVIDIA driver; "" if it does, or there is none."""
+    if torch.cuda.is_available() or not (
+        shutil.which("nvidia-smi") or os.path.exists("/proc/driver/nvidia/version")
+    ):
+        return ""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} has no CUDA; install one that has, see pytorch.org"
+    try:
+        torch.cuda.init()
+        reason = "torch.cuda.is_available() says no"
+    except (RuntimeError, AssertionError) as error:  # such as a driver that is too old
+        reason = " ".join(str(error).split())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is '{visible}')"
+    return f"torch {torch.__version__}: {reason}{hidden}"
 
 
 def keep_memory() -> None:

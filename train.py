@@ -32,7 +32,7 @@ from checkpoint import (
     set_random_state,
 )
 from data_utils import MelDataset, load_data, make_loader, open_mels
-from device import choose_device, is_out_of_memory, keep_memory
+from device import choose_device, is_out_of_memory, keep_memory, why_no_gpu
 from hparams import (
     DISK_FULL,
     PRESETS,
@@ -169,6 +169,8 @@ def train(args: argparse.Namespace) -> None:
         print(f"{done}: nothing left to do")
         return
 
+    if reason := why_no_gpu():
+        print(f"warning: the GPU is not used: {reason}", file=sys.stderr)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"training on {name}, {hparams.precision}", flush=True)
 
