@@ -170,7 +170,7 @@ def train(args: argparse.Namespace) -> None:
         return
 
     if reason := why_no_gpu():
-        print(f"warning: the GPU is not used: {reason}", file=sys.stderr)
+        print(f"note: no GPU is used: {reason}")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"training on {name}, {hparams.precision}", flush=True)
 

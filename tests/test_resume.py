@@ -638,7 +638,7 @@ def test_the_memory_of_a_cpu_ends_as_a_gpus_does(tmp_path, settings):
     """800 MiB more than the imports take, which 60 M parameters with moments do not fit."""
     limited = (
         "import resource, train; from hparams import exit_on_user_error\n"
-        "pages = int(open('/proc/self/statm').read().split()[5])  # of data: a CUDA build has more\n"
+        "pages = int(open('/proc/self/statm').read().split()[5])  # a CUDA build has more\n"
         "limit = pages * resource.getpagesize() + 800 * 2**20\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"
         "exit_on_user_error(train.main)"
