@@ -16,7 +16,8 @@ def choose_device(hparams: HParams) -> torch.device:
     """The GPU if there is one, set to ``precision`` and, if asked, to repeat exactly."""
     if hparams.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
-    torch.use_deterministic_algorithms(hparams.deterministic, warn_only=True)
+    # use_deterministic_algorithms(..., warn_only=True), but that takes a second to import Inductor.
+    torch.set_deterministic_debug_mode("warn" if hparams.deterministic else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False  # which nothing here reads
     torch.backends.cudnn.deterministic = hparams.deterministic
     # TF32 rounds inputs to 10 bits; cuDNN's would be on by default.

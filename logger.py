@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import soundfile
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
@@ -87,8 +89,9 @@ class RunLogger:
             ("mel", draw_mels(sample, frame)),
             ("gate", draw_gate(sample, frame)),
         ):
-            figure.savefig(self.sample_dir / f"{name}.png")
-            self.tensorboard.add_figure(f"sample/{name}", figure, step)
+            pixels = _pixels(figure)
+            imsave(self.sample_dir / f"{name}.png", pixels)
+            self.tensorboard.add_image(f"sample/{name}", pixels, step, dataformats="HWC")
         samples = griffin_lim(sample.mel_postnet, hparams)
         wav = io.BytesIO()  # written by Python, whose errors say what is wrong
         soundfile.write(wav, samples, hparams.sampling_rate, format="WAV")
@@ -156,6 +159,13 @@ def alignment_scores(
 def _figure(height: float, rows: int = 1) -> tuple[Figure, Any]:
     figure = Figure(figsize=(8, height), dpi=100, layout="constrained")
     return figure, figure.subplots(rows, squeeze=False, sharex=True)[:, 0]
+
+
+def _pixels(figure: Figure) -> np.ndarray:
+    """(height, width, 4) uint8. Drawn once: savefig and add_figure draw three times."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())
 
 
 def draw_alignment(sample: Sample, frame: float) -> Figure:
