@@ -41,7 +41,7 @@ from checkpoint import (
     set_random_state,
 )
 from data_utils import MelDataset, load_data, make_loader, open_mels
-from device import choose_device, device_name, is_out_of_memory, keep_memory, n_cores
+from device import choose_device, device_name, is_out_of_memory, keep_memory, n_cores, why_no_gpu
 from hparams import (
     AUDIO,
     DISK_FULL,
@@ -217,6 +217,8 @@ def train(args: argparse.Namespace) -> None:
         print(f"{source}: has {at.epoch} epochs: nothing left to do")
         return
 
+    if reason := why_no_gpu():
+        print(f"note: no GPU is used: {reason}")
     name = device_name(device)
     print(f"training on {name}, {hparams.precision}", flush=True)
     if hparams.num_workers > n_cores():

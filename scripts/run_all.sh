@@ -5,4 +5,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
-exec python scripts/run_all.py "$@"
+exec "$PYTHON" scripts/run_all.py "$@"
