@@ -181,6 +181,8 @@ def train(args: argparse.Namespace) -> None:
     log_dir = args.log_dir or folder
     make_folder(log_dir)
     mels = open_mels([*train_clips, *val_clips], hparams)
+    if hparams.cache_mels:
+        print(mels.report([*train_clips, *val_clips]), flush=True)
     train_set = MelDataset(train_clips, mels)
     train_loader = make_loader(train_set, sampler, hparams)
     val_batches = data_utils.validation_batches(val_clips, hparams)
