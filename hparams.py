@@ -294,6 +294,9 @@ def parse_overrides(overrides: str) -> dict[str, object]:
             raise UserError(f"--hparams: unknown setting '{name}'; {hint}")
         if name in values:
             raise UserError(f"--hparams: setting '{name}' is given twice; keep one")
+        slip = re.search(r"\s(\w+)=", text)
+        if slip and slip[1] in fields and text[0] not in "'\"":
+            raise UserError(f"--hparams: '{pair.strip()}': put a comma before '{slip[1]}='")
         values[name] = _parse(name, text, fields[name])
     return values
 

@@ -241,6 +241,8 @@ def train(args: argparse.Namespace) -> None:
             "--warm_start"
         )
     mels = open_mels([*train_clips, *val_clips], hparams)
+    if hparams.cache_mels:
+        print(mels.report([*train_clips, *val_clips]), flush=True)
     train_set = MelDataset(train_clips, mels)
     train_loader = make_loader(train_set, sampler, hparams)
     val_batches = data_utils.validation_batches(val_clips, hparams)

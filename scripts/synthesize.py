@@ -37,7 +37,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the prenet's dropout")
     args = parser.parse_args()
 
-    make_folder(args.output_dir)
     state = load_checkpoint(args.checkpoint)
     # NVIDIA's checkpoints have no settings in them.
     base = saved_hparams(state, args.checkpoint) if "hparams" in state else None
@@ -53,6 +52,7 @@ def main() -> None:
     model = Tacotron2(hparams)
     load_weights(model, state, args.checkpoint)
     model.to(device).eval()
+    make_folder(args.output_dir)
 
     torch.manual_seed(args.seed)
     lengths = torch.tensor([len(one) for one in ids])
@@ -70,11 +70,11 @@ def main() -> None:
             f"{path}.png"
         )
         seconds = n * hparams.hop_length / hparams.sampling_rate
-        end = (
-            ""
-            if output.stopped[i]
-            else ", cut off: it never stopped (train longer, or lower gate_threshold)"
-        )
+        end = ""
+        if not output.stopped[i]:
+            end = ", cut off: it never stopped (train longer, or lower gate_threshold)"
+        elif seconds < 0.05:
+            end = ", nothing to hear: it stopped at once (train longer, or raise gate_threshold)"
         print(f"{path}.wav: {seconds:.1f} s{end}")
 
 
