@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from batching import EpochBatchSampler, batch_statistics, plan_batches, solve_randomness
-from hparams import HParams, UserError
+from device import n_cores
+from hparams import AUDIO, HParams, UserError
 from layers import MelSpectrogram
 from text import symbols, text_to_sequence, unknown_characters
 
@@ -462,9 +463,7 @@ class MelCache:
 
     def __init__(self, hparams: HParams) -> None:
         self.folder, self.n_mels = Path(hparams.mel_cache_dir), hparams.n_mel_channels
-        audio = ("sampling_rate", "filter_length", "hop_length", "win_length")
-        audio += ("n_mel_channels", "mel_fmin", "mel_fmax")
-        self.audio = {name: getattr(hparams, name) for name in audio}
+        self.audio = {name: getattr(hparams, name) for name in AUDIO}
         self.find()
 
     def find(self) -> None:
@@ -630,8 +629,7 @@ def _check_samples(clips: Sequence[Clip], hparams: HParams) -> dict[str, str]:
 
 def _run(jobs: _Compute, what: str) -> Iterator[np.ndarray | str]:
     """Results of all jobs in order, by one process per core."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    workers = cores if len(jobs) > 8 else 0
+    workers = n_cores() if len(jobs) > 8 else 0
     generator = torch.Generator()  # so that the loader does not draw from the training's
     loader = DataLoader(
         jobs, batch_size=None, num_workers=workers, collate_fn=_as_is, generator=generator
