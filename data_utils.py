@@ -805,18 +805,18 @@ def validation_batches(clips: Sequence[Clip], hparams: HParams) -> list[list[int
 def make_loader(dataset: MelDataset, batches: Iterable[list[int]], hparams: HParams) -> DataLoader:
     """Batches of ``dataset`` in the order of ``batches``; its workers live on across epochs, until
     :func:`close`."""
-    with warnings.catch_warnings():  # train.py says so of more workers than cores
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
-        return DataLoader(
-            dataset,
-            batch_sampler=batches,
-            collate_fn=collate,
-            num_workers=hparams.num_workers,
-            persistent_workers=hparams.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # its own, so that loading draws nothing from training's
-            worker_init_fn=_ignore_interrupt,
-        )
+    # train.py says so of more workers than cores.
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    return DataLoader(
+        dataset,
+        batch_sampler=batches,
+        collate_fn=collate,
+        num_workers=hparams.num_workers,
+        persistent_workers=hparams.num_workers > 0,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # its own, so that loading draws nothing from the training's
+        worker_init_fn=_ignore_interrupt,
+    )
 
 
 def _ignore_interrupt(worker: int) -> None:
