@@ -6,4 +6,4 @@ source scripts/venv.sh espeakng-loader hypothesis pytest pytest-xdist ruff
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 export OMP_NUM_THREADS=1  # the models are tiny: a second thread only waits for the first
-"$PYTHON" -m pytest --numprocesses 2 --dist loadfile "$@"
+"$PYTHON" -m pytest --numprocesses 2 --dist loadgroup "$@"

@@ -22,6 +22,16 @@ if not os.environ.get("CI"):
 # Started by a shell in the background, programs ignore Ctrl-C, and so would those tested here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Their files have fixtures that take long: their tests stay in one process. Others share out.
+TOGETHER = ("test_run_all", "test_make_demo_corpus", "test_prepare_ljspeech")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 # DECODER=reference bash scripts/test.sh runs every test with another decoder.
 TINY = f"decoder={os.environ.get('DECODER', 'scan')},{MODEL},num_workers=0,"
 WORDS = ("one", "two tones", "three more tones", "a tone", "the longest of all these tones")
