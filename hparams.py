@@ -14,6 +14,7 @@ import difflib
 import errno
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -27,6 +28,8 @@ class UserError(ValueError):
 
 def exit_on_user_error(main: Callable[[], None]) -> None:
     """Run a program's ``main``; a :class:`UserError` ends it in plain lines with status 2."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # A log file gets its lines as they come, whatever characters it can hold.
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
