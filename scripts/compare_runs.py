@@ -43,10 +43,13 @@ def main() -> None:
     rows, notes = [], []
     for run, name in zip(runs, names, strict=True):
         first: Run | None = runs[0]
-        if run is not first and (reason := unequal(first, run)):
+        if reason := inequality(first, run, EXEMPT):
             notes.append(f"{names[0]} and {name}: times are not compared: {reason}")
+        if reason or (run is not first and unequal_conditions([first, run])):
             first = None
         rows.append([name, f"{len(run.epochs)}/{run.settings['epochs']}", *cells_of(run, first)])
+    if reason := unequal_conditions(runs):
+        notes.append(f"times are not compared: {reason}")
     if rows:
         widths = [max(map(len, column)) for column in zip(HEAD, *rows, strict=True)]
         for line in (HEAD, ["-" * width for width in widths], *rows):
@@ -74,11 +77,6 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
                 problems.append(str(error))
         runs += sorted(found, key=lambda r: (order.get(r.experiment, 99), r.settings["seed"]))
     return runs, problems
-
-
-def unequal(one: Run, other: Run) -> str | None:
-    """Why their times say nothing of their batching."""
-    return inequality(one, other, EXEMPT) or unequal_conditions([one, other])
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:

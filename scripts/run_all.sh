@@ -3,6 +3,9 @@
 # Trains its ten experiments one after another, then writes the tables and figures.
 # Called again, it goes on where it was stopped.
 set -euo pipefail
+here=$PWD  # what the paths that are given start from
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
-exec python scripts/run_all.py "$@"
+root=$PWD
+cd "$here"
+exec python "$root/scripts/run_all.py" "$@"
