@@ -21,6 +21,8 @@ randomisation; LRF, local randomisation factor; ZPR, zero-padding rate; ABL, ave
 length; batch capacity, base batch size x longest length.
 """
 
+import difflib
+import inspect
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -417,6 +419,13 @@ def solve_randomness(
     return low * unit
 
 
+SETTINGS = {  # of EpochBatchSampler
+    name: parameter.replace(kind=parameter.KEYWORD_ONLY)
+    for name, parameter in inspect.signature(plan_batches).parameters.items()
+    if name not in ("lengths", "seed", "epoch")
+}
+
+
 class EpochBatchSampler:
     """Batches of indices for ``DataLoader(batch_sampler=...)``: a new plan every epoch.
 
@@ -426,13 +435,24 @@ class EpochBatchSampler:
         settings: the other arguments of :func:`plan_batches`, which says what they mean.
 
     Raises:
+        TypeError: another name; it suggests the nearest.
         ValueError: as :func:`plan_batches`, at once.
     """
 
     def __init__(self, lengths: Sequence[int] | np.ndarray, seed: int = 0, **settings: Any) -> None:
+        for name in settings:
+            if name not in SETTINGS:
+                near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.5)
+                hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(SETTINGS)}"
+                raise TypeError(f"EpochBatchSampler: unknown argument '{name}'; {hint}")
         self.lengths, self.seed, self.settings = _check_lengths(lengths), seed, settings
         self.epoch, self._start = -1, 0
         self.set_epoch(0)
+
+    # What help() and notebooks show in place of **settings.
+    __init__.__signature__ = inspect.Signature(
+        [*list(inspect.signature(__init__).parameters.values())[:-1], *SETTINGS.values()]
+    )
 
     def set_epoch(self, epoch: int) -> None:
         """Plan ``epoch``, from its first batch; the epoch that was loaded, from where it was."""

@@ -2,6 +2,7 @@
 code, verified against the model.
 """
 
+import dataclasses
 import errno
 import fcntl
 import os
@@ -15,7 +16,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -59,17 +60,43 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
+def making(folder: Path) -> Iterator[None]:
+    """:func:`make_folder`; whatever of it is new and still empty is removed after an error."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        make_folder(folder)
+        yield
+    except BaseException:
+        with suppress(OSError):  # not empty
+            for path in new:
+                path.rmdir()
+        raise
+
+
+@contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make ``folder`` and hold it for this process, however that ends.
+    """Make ``folder`` and hold it for this process, however that ends. An error that leaves
+    nothing in it removes it again.
 
     Raises:
         UserError: another process holds it, or it cannot be written.
     """
-    make_folder(folder)
+    with making(folder), _lock(folder / "lock"):
+        try:
+            yield
+        except BaseException:
+            if [path.name for path in folder.iterdir()] == ["lock"]:
+                (folder / "lock").unlink()
+            raise
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    folder = path.parent
     try:
-        file = (folder / "lock").open("a+b")
+        file = path.open("a+b")
     except OSError as error:
-        raise UserError(f"{folder}/lock: {error.strerror}; remove it") from None
+        raise UserError(f"{path}: {error.strerror}; remove it") from None
     with file:
         try:
             # A record lock: loader processes, which may outlive a killed training, have none.
@@ -84,6 +111,8 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder}: in use by process {file.read().decode()}; wait for its end, or give "
                 "another -o"
             ) from None
+        if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            raise UserError(f"{folder}: another process has just left it; try again")
         file.truncate(0)
         file.write(str(os.getpid()).encode())
         file.flush()
@@ -233,60 +262,114 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def saved_hparams(state: dict[str, Any], path: Path) -> HParams:
-    """The settings that a checkpoint of ours was trained with.
+    """The settings that a checkpoint of ours was trained with; those that this version has and
+    the checkpoint has not are at their defaults.
 
     Raises:
-        UserError: it has none, or those of another version of this recipe.
+        UserError: it has none, or some that this version does not know.
     """
     try:
         return HParams(**state["hparams"])
     except (KeyError, TypeError) as error:
         raise UserError(
-            f"{path}: no settings of this version in it ({error}); start from its weights by -c "
-            "and --warm_start, with another -o"
+            f"{path}: no settings that this version knows ({error}); start from its weights by "
+            "-c with --warm_start and another -o"
         ) from None
 
 
 def load_weights(
-    model: nn.Module, state: dict[str, Any], path: Path, ignore_layers: Iterable[str] = ()
+    model: nn.Module,
+    state: dict[str, Any],
+    path: Path,
+    ignore_layers: Iterable[str] = (),
+    warm_start: bool = False,
 ) -> None:
-    """Put a checkpoint's weights into ``model``; ``ignore_layers`` keep the model's own.
+    """Put a checkpoint's weights into ``model``; those that ``ignore_layers`` names, or of which
+    it names the beginning ("decoder" for all of the decoder's), stay as the model has them.
 
     Raises:
         UserError: a name is missing or unknown, or a shape differs: another model's weights.
     """
-    ours, theirs = model.state_dict(), dict(state["state_dict"])
-    for name in ignore_layers:
-        if name not in ours:
-            raise UserError(f"setting ignore_layers: the model has no '{name}'; name its weights")
-        theirs[name] = ours[name]
-    for name in [*ours, *theirs]:
+    ours, theirs = model.state_dict(), state["state_dict"]
+    ignored = set()
+    for layer in ignore_layers:
+        matches = {name for name in {*ours, *theirs} if f"{name}.".startswith(f"{layer}.")}
+        if not matches:
+            raise UserError(f"setting ignore_layers: the model has no '{layer}'; name its weights")
+        ignored |= matches
+    theirs = {name: weight for name, weight in theirs.items() if name not in ignored}
+    theirs |= {name: weight for name, weight in ours.items() if name in ignored}
+    differences = []
+    for name in dict.fromkeys([*ours, *theirs]):
         here, there = (
             tuple(weights[name].shape) if name in weights else "absent"
             for weights in (ours, theirs)
         )
         if here != there:
-            raise UserError(
-                f"{path}: the checkpoint of another model: {name} is {there} there and {here} "
-                "here; use the settings it was trained with (hparams.json beside it)"
-            )
+            differences.append(f"{name} is {there} there and {here} here")
+    if differences:
+        more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
+        fix = "use the settings it was trained with (hparams.json beside it)"
+        if warm_start:
+            fix = "leave these out with ignore_layers, as in ignore_layers=[embedding,decoder]"
+        raise UserError(
+            f"{path}: the checkpoint of another model: {'; '.join(differences[:3])}{more}; {fix}"
+        )
     model.load_state_dict(theirs)
 
 
-def refuse_changes(state: dict[str, Any], settings: dict[str, Any], source: Path) -> None:
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path, model: nn.Module
+) -> None:
+    """Put a checkpoint's moments into ``optimizer``: ours, or Adam's of NVIDIA's code.
+
+    Raises:
+        UserError: they are not those of its weights.
+    """
+    parameters = dict(model.named_parameters())
+    theirs = [name for name in state["state_dict"] if name in parameters]
+    try:
+        # Old versions of PyTorch number the weights by their address.
+        numbers = state["optimizer"]["param_groups"][0]["params"]
+        moments = {
+            name: state["optimizer"]["state"][number]
+            for name, number in zip(theirs, numbers, strict=True)
+            if number in state["optimizer"]["state"]  # before the first step there are none
+        }
+        for name, of_weight in moments.items():
+            if of_weight["exp_avg"].shape != parameters[name].shape:
+                raise ValueError(name)
+        merged = optimizer.state_dict()  # with the learning rate of now
+        merged["state"] = {i: moments[name] for i, name in enumerate(parameters) if name in moments}
+        optimizer.load_state_dict(merged)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path}: its optimizer's state is not that of its weights ({error}); take the "
+            "weights alone by --warm_start"
+        ) from None
+
+
+def refuse_changes(state: dict[str, Any], hparams: HParams, source: Path) -> None:
     """Raise :class:`UserError` if the settings would make a resumed run another run."""
     missing = [name for name in STATE if name not in state]
     if missing:
         raise UserError(f"{source}: has no {', '.join(missing)}; start from its weights by -c")
     changed = [
-        f"{name}={state['hparams'].get(name)} there and {value} here"
-        for name, value in settings.items()
-        if name not in MAY_CHANGE and state["hparams"].get(name) != value
+        f"{name}={there} there and {here} here"
+        for name, (there, here) in changes(saved_hparams(state, source), hparams).items()
+        if name not in MAY_CHANGE
     ]
     if changed:
         raise UserError(
-            f"{source}: {'; '.join(changed)}; leave them out, or go on by -c with another -o"
+            f"{source}: {'; '.join(changed)}; leave them out, or start another run with them: "
+            f"-c {source} with another -o"
         )
+
+
+def changes(before: HParams, after: HParams) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ: their values before and after."""
+    old, new = dataclasses.asdict(before), dataclasses.asdict(after)
+    return {name: (old[name], new[name]) for name in old if old[name] != new[name]}
 
 
 def refuse_other_data(state: dict[str, Any], data: str, source: Path) -> None:
@@ -342,20 +425,41 @@ class StopSignals:
     """
 
     def __enter__(self) -> "StopSignals":
-        self.number = 0
+        self.number, self.waiting = 0, False
         numbers = signal.SIGINT, signal.SIGTERM
         self.handlers = {number: signal.signal(number, self._note) for number in numbers}
+        self.alarm = signal.signal(signal.SIGALRM, self._stop_waiting)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._restore()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.alarm)
+
+    def _restore(self) -> None:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
     def _note(self, number: int, _: object) -> None:
         self.number = number
-        self.__exit__()
-        os.write(2, f"{signal.Signals(number).name}: finishing the batch\n".encode())
+        self._restore()
+        os.write(2, f"{signal.Signals(number).name}: saving, then stopping\n".encode())
+        signal.setitimer(signal.ITIMER_REAL, 1, 1)  # seconds, in which most batches come
+
+    def _stop_waiting(self, *_: object) -> None:
+        if self.waiting:
+            self.check()
 
     def check(self) -> None:
         if self.number:
             raise Stopped(self.number)
+
+    @contextmanager
+    def while_waiting(self) -> Iterator[None]:
+        """For the time in which there is no batch to finish: a signal is raised after a second."""
+        self.waiting = True
+        try:
+            self.check()
+            yield
+        finally:
+            self.waiting = False

@@ -16,8 +16,9 @@ import shutil
 import signal
 import stat
 import struct
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -29,8 +30,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from batching import EpochBatchSampler, plan_batches
-from hparams import HParams, UserError
+from batching import EpochBatchSampler, batch_statistics, plan_batches, solve_randomness
+from device import n_cores
+from hparams import AUDIO, HParams, UserError
 from layers import MelSpectrogram
 from text import symbols, text_to_sequence, unknown_characters
 
@@ -94,7 +96,7 @@ class Problem(NamedTuple):
 
 def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     """The training and the validation clips: lines of ``path|text`` in filelists joined with
-    ``+``; a relative path starts from ``hparams.data_dir``.
+    ``+``; a relative path starts from ``hparams.data_dir``. A third field is not used.
 
     Lists, texts and headers are read. Samples are too if that tells more: if something else is
     wrong, or if bad clips shall be skipped; otherwise :func:`open_mels` reads them anyway.
@@ -124,31 +126,23 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
             f"{' and '.join(names)} list; name the folder that their paths start from"
         )
     report_left_out(((clip.place, clip.text) for of_set in clips for clip in of_set), hparams)
-    places, capacity = {clip.stamp[2:]: clip.place for clip in clips[1]}, batch_capacity(hparams)
+    places = {clip.stamp[2:]: clip.place for clip in clips[1]}
 
-    def problem(clip: Clip) -> str | None:
-        if place := places.get(clip.stamp[2:]):
-            return f"{clip.path} is in validation too ({place}); keep one of the lines"
-        if capacity is not None and clip.n_frames > capacity:
-            fix = f"batch_capacity={clip.n_frames}"
-            if hparams.batch_capacity_seconds:
-                seconds = clip.n_frames * hparams.hop_length / hparams.sampling_rate
-                fix = f"batch_capacity_seconds={math.ceil(seconds * 100) / 100}"
-            return (
-                f"{clip.path} has {clip.n_frames} frames, above the batch capacity of {capacity}; "
-                f"set {fix} or more, or remove the line"
-            )
-        return None
+    def leak(clip: Clip) -> str | None:
+        place = places.get(clip.stamp[2:])
+        return f"{clip.path} is in validation too ({place}); keep one of the lines" * bool(place)
 
-    clips = _sift(clips[0], problems[0], problem), clips[1]
+    training = _sift(clips[0], problems[0], leak)
+    clips = _sift_longest(training, problems[0], hparams), clips[1]
     if any(problems) or (hparams.on_bad_clip == "skip" and any(clips)):
-        both = [*clips[0], *clips[1]]
-        if not (hparams.cache_mels and both and _mel_cache(both, hparams).is_complete()):
-            bad = _check_samples(both, hparams)
-            clips = [
-                _sift(of_set, found, lambda clip: bad.get(clip.place))
-                for of_set, found in zip(clips, problems, strict=True)
-            ]
+        unchecked = [*clips[0], *clips[1]]
+        if hparams.cache_mels:
+            unchecked = MelCache(hparams).missing(unchecked)
+        bad = _check_samples(unchecked, hparams)
+        clips = [
+            _sift(of_set, found, lambda clip: bad.get(clip.place))
+            for of_set, found in zip(clips, problems, strict=True)
+        ]
     for found in problems:
         found.sort(key=Problem.line)
     if unread or hparams.on_bad_clip == "error":
@@ -193,12 +187,20 @@ def _read_clips(filelists: str, hparams: HParams) -> tuple[list[Clip], list[Prob
         text_to_sequence("", hparams.text_cleaners)
     except ValueError as error:
         raise UserError(f"setting text_cleaners: {error}") from None
+    names = [name.strip() for name in filelists.split("+")]
+    files = [os.path.realpath(name) for name in names]
+    if len(set(files)) < len(names):
+        twice = next(name for name, file in zip(names, files, strict=True) if files.count(file) > 1)
+        raise UserError(f"filelist '{twice}': is named twice in {filelists}; keep one")
     clips, problems, places = [], [], {}
-    for filelist in filelists.split("+"):
-        lines = read_list(filelist.strip())
+    for filelist in names:
+        lines, unused = read_list(filelist), []
         for number, line in enumerate(progress(lines, filelist, unit="clip", leave=False), 1):
             if line.strip():
-                place = f"{filelist.strip()}:{number}"
+                place = f"{filelist}:{number}"
+                if line.count("|") == 2:  # path|text|speaker
+                    line, _, field = line.rpartition("|")
+                    unused.append((place, field.strip()))
                 try:
                     clip = _parse_line(line, place, hparams)
                     if (other := places.setdefault(clip.stamp[2:], place)) != place:
@@ -206,6 +208,12 @@ def _read_clips(filelists: str, hparams: HParams) -> tuple[list[Clip], list[Prob
                     clips.append(clip)
                 except UserError as error:
                     problems.append(Problem(place, str(error)))
+        if unused:
+            n_lines = sum(bool(line.strip()) for line in lines)
+            print(
+                f"note: {unused[0][0]}: the third field, {unused[0][1]!r}, is not used (as in "
+                f"{len(unused):,} of {n_lines:,} lines)"
+            )
     return clips, problems
 
 
@@ -220,6 +228,26 @@ def _sift(
         else:
             good.append(clip)
     return good
+
+
+def _sift_longest(clips: Sequence[Clip], problems: list[Problem], hparams: HParams) -> list[Clip]:
+    """The clips that the batch capacity holds. The longest of the others joins ``problems``; with
+    ``on_bad_clip=skip`` each of them does, since each is left out.
+    """
+    capacity, skip = batch_capacity(hparams) or math.inf, hparams.on_bad_clip == "skip"
+    too_long = [clip for clip in clips if clip.n_frames > capacity]
+    longest = max(too_long, key=lambda clip: clip.n_frames, default=None)
+    for clip in too_long if skip else filter(None, [longest]):
+        fix = f"batch_capacity={longest.n_frames}"
+        if hparams.batch_capacity_seconds:
+            seconds = longest.n_frames * hparams.hop_length / hparams.sampling_rate
+            fix = f"batch_capacity_seconds={math.ceil(seconds * 100) / 100}"
+        n = len(too_long) - 1
+        others = "" if skip or not n else f", and {n:,} more clip{'s are' if n > 1 else ' is'}"
+        message = f"{clip.path} has {clip.n_frames} frames, above the batch capacity of {capacity}"
+        message += f"{others}; set {fix} or more, or remove the line{'s' * bool(others)}"
+        problems.append(Problem(clip.place, message))
+    return [clip for clip in clips if clip.n_frames <= capacity]
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:
@@ -425,54 +453,88 @@ class _Compute(Dataset):
         return self.spectrogram(torch.from_numpy(samples)).T.contiguous().numpy()
 
 
-class _MelCache:
-    """Mels one after the other in one file of float32."""
+class MelCache:
+    """Computed mels, in files of ``mel_cache_dir`` that never change.
 
-    def __init__(self, path: Path, clips: Sequence[Clip], n_mels: int) -> None:
-        ends = np.cumsum([clip.n_frames for clip in clips]).tolist()
-        self.path, self.n_mels, self.size = path, n_mels, 4 * n_mels * ends[-1]
-        self.first_row = {
-            clip.path: end - clip.n_frames for clip, end in zip(clips, ends, strict=True)
-        }
-        self.stamp = None  # of the file when it was found complete
+    A file is a line of JSON, which says what audio settings and which wav files (path, size, time
+    of change) it is of, and their mels, float32, one after the other. Its name is the hash of that
+    line. A run that needs mels which no file has computes them into one more file.
+    """
+
+    def __init__(self, hparams: HParams) -> None:
+        self.folder, self.n_mels = Path(hparams.mel_cache_dir), hparams.n_mel_channels
+        self.audio = {name: getattr(hparams, name) for name in AUDIO}
+        self.find()
+
+    def find(self) -> None:
+        """Look for the mels that the files have."""
+        self.stamps = {}  # by file
+        self.rows = {}  # file, offset in bytes and number of frames, by wav file
+        for path in sorted(self.folder.glob("*.mels")):
+            try:
+                stamp = _stamp(path)
+                with open(path, "rb") as file:
+                    header = file.readline()
+                if path.stem != _name(header):
+                    continue  # damaged
+            except OSError:
+                continue
+            content, rows, offset = json.loads(header), {}, len(header)
+            if content["version"] != MEL_VERSION or content["audio"] != self.audio:
+                continue
+            for *key, n_frames in content["clips"]:
+                rows[tuple(key)] = path, offset, n_frames
+                offset += 4 * self.n_mels * n_frames
+            if offset == stamp.size:
+                self.stamps[path] = stamp
+                self.rows |= rows
+
+    def missing(self, clips: Iterable[Clip]) -> list[Clip]:
+        """Those of ``clips`` that no file has the mel of; samples of the others were checked."""
+        return [clip for clip in clips if self.rows.get(_key(clip), (0,))[-1] != clip.n_frames]
 
     def __call__(self, clip: Clip) -> np.ndarray:
+        path, offset, n_frames = self.rows[_key(clip)]
         try:
             # Read, not mapped: reading from a map of a file that was cut kills the process.
-            offset = 4 * self.n_mels * self.first_row[clip.path]
-            mel = np.fromfile(self.path, np.float32, clip.n_frames * self.n_mels, offset=offset)
-            changed = _stamp(self.path) != self.stamp
+            mel = np.fromfile(path, np.float32, n_frames * self.n_mels, offset=offset)
+            changed = _stamp(path) != self.stamps[path]
         except OSError:
             changed = True
         if changed:
-            raise UserError(f"{self.path}: changed or removed in use; start again, to remake it")
-        return mel.reshape(clip.n_frames, self.n_mels)
-
-    def is_complete(self) -> bool:
-        try:
-            self.stamp = _stamp(self.path)
-        except OSError:
-            return False
-        return self.stamp.size == self.size
+            raise UserError(f"{path}: changed or removed in use; start again, to remake it")
+        return mel.reshape(n_frames, self.n_mels)
 
     def write(self, clips: Sequence[Clip], hparams: HParams) -> None:
-        """Compute every mel, in parallel; the file appears under its name when complete."""
+        """Compute the mels that are missing, in parallel, into a file that appears when complete.
+
+        Raises:
+            UserError: see :func:`open_mels`.
+        """
+        part = self.folder / "unfinished.part"
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            part.touch()
         except OSError as error:
             raise UserError(
-                f"setting mel_cache_dir={hparams.mel_cache_dir}: {error.strerror}; name a folder"
+                f"setting mel_cache_dir={self.folder}: {error.strerror}; name a folder"
             ) from None
-        with _held(self.path.with_name(f"{self.path.name}.part")) as (part, file):
-            if self.is_complete():  # by another run, which held the file before
+        with _held(part) as file:
+            self.find()  # another run may have held the file before
+            if not (clips := self.missing(clips)):
                 return
-            free = shutil.disk_usage(self.path.parent).free
-            if self.size > free:
+            files = [(*_key(clip), clip.n_frames) for clip in clips]
+            content = {"version": MEL_VERSION, "audio": self.audio, "clips": files}
+            header = json.dumps(content).encode() + b"\n"
+            path = self.folder / f"{_name(header)}.mels"
+            size = len(header) + 4 * self.n_mels * sum(clip.n_frames for clip in clips)
+            free = shutil.disk_usage(self.folder).free
+            if size > free:
                 raise UserError(
-                    f"{self.path}: the mel cache needs {self.size / 1e9:.1f} GB and "
-                    f"{free / 1e9:.1f} GB are free; set mel_cache_dir to a larger disk, or "
-                    "cache_mels=False"
+                    f"{path}: the mel cache needs {size / 1e9:.1f} GB and {free / 1e9:.1f} GB are "
+                    "free; set mel_cache_dir to a larger disk, or cache_mels=False"
                 )
+            file.write(header)
             problems = []
             results = _run(_Compute(clips, hparams), "mels")
             for clip, mel in zip(clips, results, strict=True):
@@ -483,12 +545,36 @@ class _MelCache:
             refuse(problems)
             file.flush()
             os.fsync(file.fileno())
-            os.replace(part, self.path)
-        self.is_complete()
+            os.replace(part, path)
+        self.find()
+
+    def report(self, clips: Iterable[Clip]) -> str:
+        """One line: what the mels of ``clips`` take of the disk, and which files have none."""
+        used = {self.rows[_key(clip)][0] for clip in clips}
+        pattern = re.compile(r"[0-9a-f]{16}\.(mels|f32|f32\.part)")  # .f32: of earlier versions
+        found = sorted(path for path in self.folder.iterdir() if pattern.fullmatch(path.name))
+        stale = [path for path in found if path not in used]
+
+        def size(paths: Iterable[Path]) -> str:
+            return f"{sum(path.stat().st_size for path in paths) / 1e6:,.1f} MB"
+
+        own = 4 * self.n_mels * sum(clip.n_frames for clip in clips)
+        line = f"mel cache {self.folder}: {size(used)}, {own / 1e6:,.1f} MB of it for this run"
+        if stale:
+            line += f"; {size(stale)} more are stale, delete them if no other run reads them: "
+        return line + ", ".join(path.name for path in stale)
+
+
+def _name(header: bytes) -> str:
+    return hashlib.sha256(header).hexdigest()[:16]
+
+
+def _key(clip: Clip) -> tuple[str, int, int]:
+    return os.path.abspath(clip.path), clip.stamp.size, clip.stamp.mtime
 
 
 @contextmanager
-def _held(part: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+def _held(part: Path) -> Iterator[IO[bytes]]:
     """An empty file to write under ``part``, once no other process does; removed in the end."""
     while True:
         with open(part, "ab") as file:
@@ -497,38 +583,25 @@ def _held(part: Path) -> Iterator[tuple[Path, IO[bytes]]]:
             except OSError:
                 print(f"{part}: another run is making it; waiting", flush=True)
                 fcntl.lockf(file, fcntl.LOCK_EX)
-            if not part.exists() or not os.path.samestat(os.fstat(file.fileno()), part.stat()):
+            if not _is_at(part, file):
                 continue  # the other run has finished, or given up
             try:
                 file.truncate(0)
-                yield part, file
+                yield file
             finally:
-                part.unlink(missing_ok=True)
+                if _is_at(part, file):  # and neither renamed nor, since then, another run's
+                    part.unlink()
             return
 
 
-def _mel_cache(clips: Iterable[Clip], hparams: HParams) -> _MelCache:
-    """The cache of ``clips``, named after all that its content depends on: the audio settings
-    and each wav file's path, size and time of change.
-    """
-    audio = ("sampling_rate", "filter_length", "hop_length", "win_length")
-    audio += ("n_mel_channels", "mel_fmin", "mel_fmax")
-    clips = sorted(clips, key=lambda clip: clip.path)
-    key = {
-        "version": MEL_VERSION,
-        "audio": {name: getattr(hparams, name) for name in audio},
-        "files": [(os.path.abspath(clip.path), *clip.stamp[:2]) for clip in clips],
-    }
-    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-    return _MelCache(Path(hparams.mel_cache_dir, f"{name}.f32"), clips, hparams.n_mel_channels)
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
 
 
 def open_mels(clips: Iterable[Clip], hparams: HParams) -> Mels:
-    """What gives each of ``clips`` its mel: from the cache, which is made if it is not there,
+    """What gives each of ``clips`` its mel: from the cache, which computes those that it has not,
     or computed at every call with ``cache_mels=False``. Either way every clip's samples have
     been checked. It raises :class:`UserError` if a file that it reads was changed meanwhile.
-
-    The cache is one file in ``mel_cache_dir``, 4 bytes a value.
 
     Raises:
         UserError: clips whose samples cannot be used, one line each; no room for the cache.
@@ -541,8 +614,8 @@ def open_mels(clips: Iterable[Clip], hparams: HParams) -> Mels:
         _sift(clips, problems, lambda clip: found.get(clip.place))
         refuse(problems)
         return _Compute(clips, hparams).mel
-    cache = _mel_cache(clips, hparams)
-    if not cache.is_complete():
+    cache = MelCache(hparams)
+    if cache.missing(clips):
         cache.write(clips, hparams)
     return cache
 
@@ -554,15 +627,20 @@ def _check_samples(clips: Sequence[Clip], hparams: HParams) -> dict[str, str]:
     return {clip.place: result for clip, result in found if isinstance(result, str)}
 
 
-def _run(jobs: _Compute, what: str) -> Iterable[np.ndarray | str]:
+def _run(jobs: _Compute, what: str) -> Iterator[np.ndarray | str]:
     """Results of all jobs in order, by one process per core."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    workers = cores if len(jobs) > 8 else 0
+    workers = n_cores() if len(jobs) > 8 else 0
     generator = torch.Generator()  # so that the loader does not draw from the training's
     loader = DataLoader(
         jobs, batch_size=None, num_workers=workers, collate_fn=_as_is, generator=generator
     )
-    return progress(loader, desc=what, unit="clip")
+    # Processes inherit the mask: Ctrl-C, which goes to all of them, is for this one alone.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        results = iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    yield from progress(results, desc=what, unit="clip", total=len(jobs))
 
 
 def _as_is(item: object) -> object:
@@ -636,6 +714,49 @@ def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampl
     )
 
 
+def batching_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
+    """What BKT's or ATS's parameter leaves undone with these clips, and a better value; "" where
+    it does its work.
+    """
+    n, batch_size, dynamic = len(sampler.lengths), hparams.batch_size, hparams.dynamic_batch_size
+    if len(sampler) == 1:  # whatever the strategy
+        return ""
+    if hparams.batching_strategy == "BKT" and hparams.bucket_edges == "size":
+        name = "bucket_size"
+        if hparams.bucket_size < batch_size + dynamic:
+            what = f"no batch has more than {hparams.bucket_size} clips"
+            what += "; dynamic_batch_size makes none larger" * dynamic
+        elif hparams.bucket_size >= n:
+            what = f"all {n:,} clips are in one bucket, which is RAND"
+        else:
+            return ""
+    elif hparams.batching_strategy == "ATS" and hparams.n_bins >= len(sampler):
+        name = "n_bins"
+        what = f"an epoch has only {len(sampler):,} batches, which makes it RAND, or nearly so"
+    else:
+        return ""
+    try:
+        value = like_ssb(sampler.lengths, hparams, hparams.batching_strategy)
+        fix = f"{name}={value} pads about as much as"
+    except ValueError:
+        fix = "with so few clips no value pads as little as"
+    strategy = f"{hparams.batching_strategy} with {name}={getattr(hparams, name)}"
+    return f"{strategy}: {what}; {fix} SSB with lrf={hparams.lrf:g}"
+
+
+def like_ssb(lengths: Sequence[int] | np.ndarray, hparams: HParams, strategy: str) -> int:
+    """BKT's or ATS's parameter: the largest whose padding does not exceed SSB's by ``lrf``
+    (Sec. 3), in fixed batches.
+
+    Raises:
+        ValueError: there is none.
+    """
+    fixed = {"batch_size": hparams.batch_size, "seed": hparams.seed, "dynamic_batch_size": False}
+    plans = [plan_batches(lengths, "SSB", lrf=hparams.lrf, epoch=e, **fixed) for e in range(8)]
+    zpr = sum(batch_statistics(lengths, plan).zpr for plan in plans) / len(plans)
+    return int(solve_randomness(lengths, strategy, zpr, **fixed))
+
+
 def batch_capacity(hparams: HParams) -> int | None:
     """Frames, padding included, that a batch may have; None where no setting names it."""
     if hparams.batch_capacity_seconds:
@@ -682,33 +803,64 @@ def validation_batches(clips: Sequence[Clip], hparams: HParams) -> list[list[int
 
 
 def make_loader(dataset: MelDataset, batches: Iterable[list[int]], hparams: HParams) -> DataLoader:
-    """Batches of ``dataset`` in the order of ``batches``; its workers live on across epochs."""
-    return DataLoader(
-        dataset,
-        batch_sampler=batches,
-        collate_fn=collate,
-        num_workers=hparams.num_workers,
-        persistent_workers=hparams.num_workers > 0,
-        pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # its own, so that loading draws nothing from the training's
-        worker_init_fn=_outlast_signals,
-    )
+    """Batches of ``dataset`` in the order of ``batches``; its workers live on across epochs, until
+    :func:`close`."""
+    with warnings.catch_warnings():  # train.py says so of more workers than cores
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        return DataLoader(
+            dataset,
+            batch_sampler=batches,
+            collate_fn=collate,
+            num_workers=hparams.num_workers,
+            persistent_workers=hparams.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # its own, so that loading draws nothing from training's
+            worker_init_fn=_ignore_interrupt,
+        )
 
 
-def _outlast_signals(worker: int) -> None:
-    """Leave Ctrl-C, and a scheduler's SIGTERM to all, to the training process, which still needs
-    a batch or two to end well; but not for ever, since a SIGTERM may be from itself.
-    """
+def _ignore_interrupt(worker: int) -> None:
+    """Leave Ctrl-C to the training process, which still needs a batch to end well."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(600))
 
 
-def loaded(loader: DataLoader) -> Iterator[Batch]:
-    """The batches of a loader; raises the :class:`UserError` of a clip that cannot be read."""
-    for batch in loader:
+def loaded(
+    loader: DataLoader, waiting: Callable[[], AbstractContextManager] = nullcontext
+) -> Iterator[Batch]:
+    """The batches of a loader; each is waited for in a context of ``waiting()``.
+
+    Raises:
+        UserError: of a clip that cannot be read, or for a loader process that was killed.
+    """
+    batches = iter(loader)
+    # Torch would raise the death of a loader process amid a step; waiting for data shows it too.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    while True:
+        try:
+            with waiting():
+                batch = next(batches, None)
+        except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
+            if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):
+                raise
+            with waiting():  # it may have been a signal to all
+                raise UserError(
+                    "a loader process was killed, perhaps for want of memory; --resume, with a "
+                    "smaller num_workers"
+                ) from None
+        if batch is None:
+            return
         if isinstance(batch, UserError):
             raise batch
         yield batch
+
+
+def close(*loaders: DataLoader) -> None:
+    """End the processes of loaders. Left to the garbage collector, a loader lives on for as long
+    as anything refers to it: a frame of the traceback of an exception that a library keeps.
+    """
+    for loader in loaders:
+        if loader._iterator is not None:
+            loader._iterator._shutdown_workers()
 
 
 def data_fingerprint(*sets: Sequence[Clip]) -> str:

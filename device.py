@@ -4,7 +4,9 @@ import ctypes
 import os
 import platform
 import resource
+import shutil
 import sys
+from contextlib import suppress
 
 import torch
 
@@ -15,7 +17,8 @@ def choose_device(hparams: HParams) -> torch.device:
     """The GPU if there is one, set to ``precision`` and, if asked, to repeat exactly."""
     if hparams.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
-    torch.use_deterministic_algorithms(hparams.deterministic, warn_only=True)
+    # use_deterministic_algorithms(..., warn_only=True), but that takes a second to import Inductor.
+    torch.set_deterministic_debug_mode("warn" if hparams.deterministic else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False  # which nothing here reads
     torch.backends.cudnn.deterministic = hparams.deterministic
     # TF32 rounds inputs to 10 bits; cuDNN's would be on by default.
@@ -27,6 +30,40 @@ def choose_device(hparams: HParams) -> torch.device:
     if hparams.decoder == "graph":
         raise UserError("setting decoder=graph: needs an NVIDIA GPU, and none is here; use scan")
     return torch.device("cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """The model of the GPU or the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name()
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return f"CPU: {line.partition(':')[2].strip()}"
+    return f"CPU: {platform.processor() or platform.machine()}"
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def why_no_gpu() -> str:
+    """Why PyTorch uses no GPU though there is an NVIDIA driver; "" if it does, or there is none."""
+    if torch.cuda.is_available() or not (
+        shutil.which("nvidia-smi") or os.path.exists("/proc/driver/nvidia/version")
+    ):
+        return ""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} has no CUDA; install one that has, see pytorch.org"
+    try:
+        torch.cuda.init()
+        reason = "torch.cuda.is_available() says no"
+    except (RuntimeError, AssertionError) as error:  # such as a driver that is too old
+        reason = " ".join(str(error).split())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is '{visible}')"
+    return f"torch {torch.__version__}: {reason}{hidden}"
 
 
 def keep_memory() -> None:

@@ -28,7 +28,7 @@ class UserError(ValueError):
 
 def exit_on_user_error(main: Callable[[], None]) -> None:
     """Run a program's ``main``; a :class:`UserError` ends it in plain lines with status 2."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as it was while modules were imported
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # A log file gets its lines as they come, whatever characters it can hold.
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
@@ -225,10 +225,31 @@ class HParams:
         raise UserError(f"setting {name}={getattr(self, name)}: {fix}")
 
 
+AUDIO = (  # what mels depend on
+    "sampling_rate", "filter_length", "hop_length", "win_length", "n_mel_channels", "mel_fmin",
+    "mel_fmax",
+)  # fmt: skip
 PRESETS = {
     "paper": {"hop_length": 276, "win_length": 1102, "filter_length": 2048},  # the defaults
     # The mel that NVIDIA's Tacotron 2, WaveGlow and HiFi-GAN share.
     "nvidia": {"hop_length": 256, "win_length": 1024, "filter_length": 1024},
+}
+
+# Settings that NVIDIA's recipe has and this one has not: what to do instead.
+NVIDIA_ONLY = {
+    "iters_per_checkpoint": "use epochs_per_checkpoint, epochs_per_validation, checkpoint_minutes",
+    "load_mel_from_disk": "mels are computed from the wavs once, and kept: see cache_mels",
+    "fp16_run": "use precision=bf16, or tf32",
+    "dynamic_loss_scaling": "precision=bf16 needs no scaling of the loss",
+    "distributed_run": "this trains on one GPU; leave it out",
+    "max_wav_value": "samples of any format are scaled to [-1, 1]; leave it out",
+    "n_frames_per_step": "a decoder step makes one frame, as NVIDIA's does; leave it out",
+    "decoder_no_early_stopping": "use gate_threshold=0.999, and max_decoder_steps",
+    "use_saved_learning_rate": "leave it out: -c keeps all settings that --hparams does not name",
+    "cudnn_enabled": "cuDNN is always used; leave it out",
+    "cudnn_benchmark": "batches differ in shape, so that it would only cost time; leave it out",
+    "dist_backend": "this trains on one GPU; leave it out",
+    "dist_url": "this trains on one GPU; leave it out",
 }
 
 
@@ -268,9 +289,14 @@ def parse_overrides(overrides: str) -> dict[str, object]:
         if name not in fields:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else "README.md lists the settings"
+            if name in NVIDIA_ONLY:
+                hint = f"NVIDIA's has it; {NVIDIA_ONLY[name]}"
             raise UserError(f"--hparams: unknown setting '{name}'; {hint}")
         if name in values:
             raise UserError(f"--hparams: setting '{name}' is given twice; keep one")
+        slip = re.search(r"\s(\w+)=", text)
+        if slip and slip[1] in fields and text[0] not in "'\"":
+            raise UserError(f"--hparams: '{pair.strip()}': put a comma before '{slip[1]}='")
         values[name] = _parse(name, text, fields[name])
     return values
 

@@ -73,15 +73,7 @@ class MelSpectrogram(nn.Module):
         # In float64: a float32 FFT is off by up to 0.002 in the log of near-silent bands.
         window = torch.hann_window(hparams.win_length, dtype=torch.float64)
         self.register_buffer("window", window)
-        basis = librosa.filters.mel(
-            sr=hparams.sampling_rate,
-            n_fft=hparams.filter_length,
-            n_mels=hparams.n_mel_channels,
-            fmin=hparams.mel_fmin,
-            fmax=hparams.mel_fmax,
-            dtype=np.float64,
-        )
-        self.register_buffer("mel_basis", torch.from_numpy(basis))  # (n_mels, n_fft / 2 + 1)
+        self.register_buffer("mel_basis", torch.from_numpy(mel_basis(hparams)))
 
     def forward(self, waveform: Tensor) -> Tensor:
         """Log-mels of float samples in [-1, 1].
@@ -105,10 +97,23 @@ class MelSpectrogram(nn.Module):
         return torch.log(torch.clamp(self.mel_basis @ spectrum.abs(), min=1e-5)).float()
 
 
+def mel_basis(hparams: Any) -> np.ndarray:
+    """Weights (n_mels, n_fft / 2 + 1) float64 that make a mel of magnitudes."""
+    return librosa.filters.mel(
+        sr=hparams.sampling_rate,
+        n_fft=hparams.filter_length,
+        n_mels=hparams.n_mel_channels,
+        fmin=hparams.mel_fmin,
+        fmax=hparams.mel_fmax,
+        dtype=np.float64,
+    )
+
+
 def griffin_lim(mel: Tensor, hparams: Any) -> np.ndarray:
     """Samples float32 in [-1, 1], ``(T_out - 1) * hop_length`` of them, for a log-mel.
 
-    Phases come from 60 iterations of Griffin and Lim (1984): intelligible, not natural.
+    Magnitudes come from the mel by the pseudo-inverse, clamped, and phases from 32 iterations of
+    Griffin and Lim (1984): intelligible, not natural.
 
     Args:
         mel: (n_mels, T_out)
@@ -116,17 +121,10 @@ def griffin_lim(mel: Tensor, hparams: Any) -> np.ndarray:
     if mel.size(1) < 2:  # one frame is a moment, not a sound
         return np.zeros(0, np.float32)
     mel = torch.nan_to_num(mel.double()).clamp(-12, 8)  # an untrained model may give anything
-    magnitude = librosa.feature.inverse.mel_to_stft(
-        torch.exp(mel).cpu().numpy(),
-        sr=hparams.sampling_rate,
-        n_fft=hparams.filter_length,
-        power=1.0,
-        fmin=hparams.mel_fmin,
-        fmax=hparams.mel_fmax,
-    )
+    # Non-negative least squares finds the same magnitudes, in gigabytes.
+    inverse = np.linalg.pinv(mel_basis(hparams))  # (n_fft / 2 + 1, n_mels)
     samples = librosa.griffinlim(
-        magnitude,
-        n_iter=60,
+        np.maximum(inverse @ mel.exp().cpu().numpy(), 0).astype(np.float32),
         hop_length=hparams.hop_length,
         win_length=hparams.win_length,
         n_fft=hparams.filter_length,

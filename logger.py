@@ -4,13 +4,16 @@ import io
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
@@ -25,6 +28,7 @@ class Sample(NamedTuple):
     mel: Tensor  # (n_mels, T_out) target
     mel_postnet: Tensor  # (n_mels, T_out) predicted in teacher forcing
     gate: Tensor  # (T_out,) predicted logits
+    gate_target: Tensor  # (T_out,) 1 at the last frame
     alignment: Tensor  # (T_out, T_in)
 
 
@@ -47,7 +51,12 @@ class RunLogger:
             )
         self.metrics.truncate(size)
         self.tensorboard = SummaryWriter(log_dir, purge_step=step + 1 if step else 0)
-        threading.excepthook = _report_thread
+        self.excepthook = threading.excepthook
+        threading.excepthook = _quiet(self.excepthook)
+
+    def log_start(self, epoch: int, step: int, trained_by: dict[str, str | int]) -> None:
+        """What trains from here on: times compare only where it is the same."""
+        self._write({"event": "start", "epoch": epoch, "step": step, **trained_by})
 
     def log(self, event: str, epoch: int, step: int, values: dict[str, float]) -> None:
         """Scalars of one ``event``: "step" (training), "epoch" or "validation".
@@ -79,33 +88,47 @@ class RunLogger:
         self.tensorboard.flush()
         return self.metrics.tell()
 
-    def log_sample(self, sample: Sample, step: int, hparams: HParams) -> None:
-        """Pictures of a clip, and what its predicted mel sounds like; the latest also as files."""
+    def log_samples(self, samples: dict[str, Sample], step: int, hparams: HParams) -> None:
+        """Pictures of clips, and what their predicted mels sound like, each under its name in
+        TensorBoard. The latest of "sample" are files too.
+        """
         frame = hparams.hop_length / hparams.sampling_rate  # seconds
-        for name, figure in (
-            ("alignment", draw_alignment(sample, frame)),
-            ("mel", draw_mels(sample, frame)),
-            ("gate", draw_gate(sample, frame)),
-        ):
-            figure.savefig(self.sample_dir / f"{name}.png")
-            self.tensorboard.add_figure(f"sample/{name}", figure, step)
-        samples = griffin_lim(sample.mel_postnet, hparams)
-        wav = io.BytesIO()  # written by Python, whose errors say what is wrong
-        soundfile.write(wav, samples, hparams.sampling_rate, format="WAV")
-        (self.sample_dir / "predicted.wav").write_bytes(wav.getvalue())
-        self.tensorboard.add_audio("sample/predicted", samples, step, hparams.sampling_rate)
-        self.tensorboard.add_text("sample/text", sample.text, step)
+        for name, sample in samples.items():
+            for what, figure in (
+                ("alignment", draw_alignment(sample.alignment, sample.text, frame)),
+                ("mel", draw_mels(sample, frame)),
+                ("gate", draw_gate(sample, frame)),
+            ):
+                pixels = render(figure)
+                if name == "sample":
+                    imsave(self.sample_dir / f"{what}.png", pixels)
+                self.tensorboard.add_image(f"{name}/{what}", pixels, step, dataformats="HWC")
+            sound = griffin_lim(sample.mel_postnet, hparams)
+            if name == "sample":
+                wav = io.BytesIO()  # written by Python, whose errors say what is wrong
+                soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
+                (self.sample_dir / "predicted.wav").write_bytes(wav.getvalue())
+            self.tensorboard.add_audio(f"{name}/predicted", sound, step, hparams.sampling_rate)
+            self.tensorboard.add_text(f"{name}/text", sample.text, step)
         self.tensorboard.flush()
 
     def close(self) -> None:
         self.metrics.close()
         self.tensorboard.close()
+        threading.excepthook = self.excepthook
 
 
-def _report_thread(found: threading.ExceptHookArgs) -> None:
-    """As usual, but for a full disk: TensorBoard's thread raises it in ours too."""
-    if not isinstance(found.exc_value, OSError):
-        threading.__excepthook__(found)
+def _quiet(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``threading.excepthook`` as it was, but for a full disk in the thread of TensorBoard's
+    writer, which raises it in ours too.
+    """
+
+    def report(found: threading.ExceptHookArgs) -> None:
+        writer = type(found.thread).__module__.startswith("tensorboard.")
+        if not (writer and isinstance(found.exc_value, OSError)):
+            hook(found)
+
+    return report
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -154,22 +177,31 @@ def alignment_scores(
 
 
 def _figure(height: float, rows: int = 1) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(8, height), dpi=100, layout="constrained")
+    """Margins are set, in inches, since finding them takes longer than drawing."""
+    figure = Figure(figsize=(8, height), dpi=100)
+    figure.subplots_adjust(0.75 / 8, 0.5 / height, 1 - 0.2 / 8, 1 - 0.35 / height, hspace=0.25)
     return figure, figure.subplots(rows, squeeze=False, sharex=True)[:, 0]
 
 
-def draw_alignment(sample: Sample, frame: float) -> Figure:
-    """Attention weights over time; ``frame`` in seconds."""
+def render(figure: Figure) -> np.ndarray:
+    """Pixels (height, width, 4) uint8."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())
+
+
+def draw_alignment(alignment: Tensor, text: str, frame: float) -> Figure:
+    """Attention weights (T_out, T_in) over time; ``frame`` in seconds."""
     figure, (axes,) = _figure(4)
-    T_out, T_in = sample.alignment.shape
+    T_out, T_in = alignment.shape
     image = axes.imshow(
-        sample.alignment.T.numpy(),
+        alignment.T.numpy(),
         aspect="auto",
         origin="lower",
         extent=(0, T_out * frame, 0, T_in),
     )
     figure.colorbar(image, label="attention weight")
-    axes.set(xlabel="time (s)", ylabel="character", title=_shorten(sample.text))
+    axes.set(xlabel="time (s)", ylabel="character", title=_shorten(text))
     return figure
 
 
@@ -192,11 +224,13 @@ def draw_mels(sample: Sample, frame: float) -> Figure:
 
 
 def draw_gate(sample: Sample, frame: float) -> Figure:
-    """Probability that a frame is the last."""
+    """Probability that a frame is the last, over what it should be."""
     figure, (axes,) = _figure(2.5)
-    probability = torch.sigmoid(sample.gate).numpy()
-    axes.plot(np.arange(len(probability)) * frame, probability)
+    seconds = np.arange(len(sample.gate)) * frame
+    axes.plot(seconds, sample.gate_target.numpy(), color="0.7", label="target")
+    axes.plot(seconds, torch.sigmoid(sample.gate).numpy(), label="predicted")
     axes.set(xlabel="time (s)", ylabel="stop probability", ylim=(-0.05, 1.05))
+    axes.legend(loc="upper left", frameon=False)
     return figure
 
 

@@ -6,24 +6,33 @@ Reads top to bottom: settings, data, model, resume, epochs. The output folder ge
 metrics.jsonl, the last and the best checkpoint, and a validation sample to look at and hear.
 """
 
+if __name__ == "__main__":  # Ctrl-C while modules are imported ends it without a traceback
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import data_utils
 from checkpoint import (
+    MAY_CHANGE,
     STATE,
     Stopped,
     StopSignals,
+    changes,
     load_checkpoint,
     load_newest,
+    load_optimizer,
     load_weights,
     locked,
-    make_folder,
+    making,
     refuse_changes,
     refuse_other_data,
     replacing,
@@ -32,11 +41,13 @@ from checkpoint import (
     set_random_state,
 )
 from data_utils import MelDataset, load_data, make_loader, open_mels
-from device import choose_device, is_out_of_memory, keep_memory
+from device import choose_device, device_name, is_out_of_memory, keep_memory, n_cores, why_no_gpu
 from hparams import (
+    AUDIO,
     DISK_FULL,
     PRESETS,
     ArgumentParser,
+    HParams,
     UserError,
     create_hparams,
     exit_on_user_error,
@@ -51,38 +62,41 @@ from trainer import Progress, Run
 def parse_args() -> argparse.Namespace:
     parser = ArgumentParser(
         description="Train Tacotron 2 with efficient batching.",
-        epilog="The settings and what they mean: hparams.py, or the table in README.md.",
+        epilog="The settings and what they mean: hparams.py, or the table in README.md. With "
+        f"--resume, --hparams may change {', '.join(sorted(MAY_CHANGE))}. Any other change makes "
+        "another run: start it from this one's checkpoint by -c, with an -o of its own.",
     )
-    parser.add_argument("-o", "--output_dir", required=True, type=Path, help="what the run writes")
-    parser.add_argument(
-        "-l", "--log_dir", type=Path, help="TensorBoard's files (default: OUTPUT_DIR)"
-    )
-    parser.add_argument(
-        "-c",
-        "--checkpoint",
-        type=Path,
-        help="start from this checkpoint, at the start of its epoch",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
+        "-o", "--output_dir", "--output_directory", required=True, type=Path, metavar="DIR",
+        help="what the run writes",
+    )  # fmt: skip
+    add(
+        "-l", "--log_dir", "--log_directory", type=Path, metavar="DIR",
+        help="TensorBoard's files (default: -o)",
+    )  # fmt: skip
+    add(
+        "-c", "--checkpoint", "--checkpoint_path", type=Path, metavar="FILE",
+        help="start another run from this checkpoint: with its settings, at the start of its epoch",
+    )  # fmt: skip
+    add(
         "--warm_start",
         action="store_true",
-        help="take only the weights of -c, without ignore_layers, and start at epoch 0",
+        help="take only the weights and settings of -c, without ignore_layers; start at epoch 0",
     )
-    parser.add_argument(
+    add(
         "--resume",
         action="store_true",
-        help="go on from OUTPUT_DIR's newest checkpoint, at its batch, with its settings but for "
-        "what --hparams changes; start anew if there is none",
+        help="continue the run in -o, with its settings, from the batch after its newest "
+        "checkpoint; with --hparams or --preset start it if there is none",
     )
-    parser.add_argument("--preset", help=f"{' or '.join(PRESETS)} (default paper)")
-    parser.add_argument(
-        "--hparams", default="", metavar="NAME=VALUE,...", help="settings to change"
-    )
+    add("--preset", help=f"{' or '.join(PRESETS)} (default paper)")
+    add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change")
     args = parser.parse_args()
     if args.warm_start and not args.checkpoint:
         parser.error("--warm_start takes the weights of -c CHECKPOINT; name one")
     if args.resume and args.checkpoint:
-        parser.error("--resume goes on from OUTPUT_DIR's own checkpoint; leave out -c")
+        parser.error("--resume continues from OUTPUT_DIR's own checkpoint; leave out -c")
     parse_overrides(args.hparams)  # so that a slip leaves nothing behind
     return args
 
@@ -90,7 +104,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     keep_memory()
     args = parse_args()
-    with locked(args.output_dir):
+    with locked(args.output_dir), making(args.log_dir or args.output_dir):
         try:
             train(args)
         except (RuntimeError, MemoryError, OSError) as error:
@@ -106,11 +120,6 @@ def explain(error: Exception, args: argparse.Namespace) -> str:
             "out of memory; let less else run there, then --resume; or start anew with a smaller "
             "batch_capacity_seconds, batch_size or model"
         )
-    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-        return (
-            "a loader process was killed, perhaps for want of memory; --resume, with a smaller "
-            "num_workers"
-        )
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         place = error.filename or f"{args.output_dir} or {args.log_dir or args.output_dir}"
         return (
@@ -120,16 +129,58 @@ def explain(error: Exception, args: argparse.Namespace) -> str:
     return ""
 
 
+def choose_settings(
+    args: argparse.Namespace, state: dict[str, Any], source: Path | None
+) -> HParams:
+    """The settings of the run: those saved in ``source``, or the preset's, with --hparams' over
+    them. Prints what differs from those of a checkpoint given by -c.
+
+    Raises:
+        UserError: another run's settings, or mels or symbols that -c's weights do not know.
+    """
+    if source is None:
+        return create_hparams(args.hparams, args.preset)
+    if args.checkpoint and "hparams" not in state:  # NVIDIA's have none
+        if args.preset is None:
+            raise UserError(
+                f"{source}: has no settings in it; name those of its mels: --preset nvidia for "
+                "NVIDIA's checkpoints, or --preset paper"
+            )
+        return create_hparams(args.hparams, args.preset)
+    saved = saved_hparams(state, source)
+    hparams = create_hparams(args.hparams, args.preset, saved)
+    if not args.checkpoint:
+        refuse_changes(state, hparams, source)
+        return hparams
+    changed, named = changes(saved, hparams), parse_overrides(args.hparams)
+    unnamed = [name for name in (*AUDIO, "n_symbols") if name in changed and name not in named]
+    if unnamed:
+        raise UserError(
+            f"--preset {args.preset}: {source} was trained with other mels ("
+            + ", ".join(f"{name}={changed[name][0]}" for name in unnamed)
+            + "); leave out --preset, or name what to change in --hparams"
+        )
+    changed = [f"{name}={new} (was {old})" for name, (old, new) in changed.items()]
+    print(f"settings of {source}" + (f", but {', '.join(changed)}" if changed else ""))
+    return hparams
+
+
 def train(args: argparse.Namespace) -> None:
     folder = args.output_dir
     if any(folder.glob("checkpoint_*.pt")) and not args.resume:
         raise UserError(f"{folder}: holds a run; --resume it, or give another -o")
     source, state = load_newest(folder)
     resuming = source is not None
+    if args.resume and not resuming:
+        if not args.hparams and not args.preset:
+            raise UserError(
+                f"{folder}: holds no run to resume, or one that was stopped before it began; "
+                "give the command that starts it"
+            )
+        print(f"{folder}: holds no run yet; starting one")
     if args.checkpoint:
         source, state = args.checkpoint, load_checkpoint(args.checkpoint)
-    base = saved_hparams(state, source) if resuming else None
-    hparams = create_hparams(args.hparams, args.preset, base)
+    hparams = choose_settings(args, state, source)
     device = choose_device(hparams)
 
     # Model
@@ -143,10 +194,12 @@ def train(args: argparse.Namespace) -> None:
     # Resume
     settings, at = dataclasses.asdict(hparams), Progress()
     if source:
-        if resuming:
-            refuse_changes(state, settings, source)
-        load_weights(model, state, source, hparams.ignore_layers if args.warm_start else ())
-        if all(name in state for name in STATE) and not args.warm_start:
+        ignored = hparams.ignore_layers if args.warm_start else ()
+        load_weights(model, state, source, ignored, args.warm_start)
+    by_nvidia = "optimizer" in state and "iteration" in state
+    if source and not args.warm_start:
+        if all(name in state for name in STATE):
+            load_optimizer(optimizer, state, source, model)
             try:
                 at = Progress(**state["progress"])
             except TypeError as error:
@@ -156,21 +209,20 @@ def train(args: argparse.Namespace) -> None:
                 ) from None
             if not resuming:  # another run: its settings may give the epoch other batches
                 at = Progress(epoch=at.epoch, step=at.step)
-            optimizer.load_state_dict(state["optimizer"])
-            optimizer.param_groups[0].update(
-                lr=hparams.learning_rate, weight_decay=hparams.weight_decay
-            )
-        elif not args.warm_start:
-            print(f"note: {source}: has weights alone that this version can use; epoch 0 is next")
-    if at.epoch >= hparams.epochs:
-        done = f"{source}: has {at.epoch} epochs"
-        if not resuming:
-            raise UserError(f"{done}; set epochs above that, or take its weights by --warm_start")
-        print(f"{done}: nothing left to do")
+        elif by_nvidia:
+            load_optimizer(optimizer, state, source, model)
+        else:
+            print(f"note: {source}: has weights but no training state; starting at epoch 0")
+    if resuming and at.epoch >= hparams.epochs:
+        print(f"{source}: has {at.epoch} epochs: nothing left to do")
         return
 
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    if reason := why_no_gpu():
+        print(f"note: no GPU is used: {reason}")
+    name = device_name(device)
     print(f"training on {name}, {hparams.precision}", flush=True)
+    if hparams.num_workers > n_cores():
+        print(f"note: num_workers={hparams.num_workers} on {n_cores()} cores: more load no faster")
 
     # Data
     train_clips, val_clips = load_data(hparams)
@@ -178,9 +230,19 @@ def train(args: argparse.Namespace) -> None:
     if resuming:
         refuse_other_data(state, data, source)
     sampler = data_utils.training_sampler(train_clips, hparams)
-    log_dir = args.log_dir or folder
-    make_folder(log_dir)
+    if note := data_utils.batching_note(sampler, hparams):
+        print(f"note: {note}", flush=True)
+    if by_nvidia and not args.warm_start:
+        at.step = int(state["iteration"])
+        at.epoch = at.step // len(sampler)
+    if at.epoch >= hparams.epochs:
+        raise UserError(
+            f"{source}: has {at.epoch} epochs; set epochs above that, or take its weights by "
+            "--warm_start"
+        )
     mels = open_mels([*train_clips, *val_clips], hparams)
+    if hparams.cache_mels:
+        print(mels.report([*train_clips, *val_clips]), flush=True)
     train_set = MelDataset(train_clips, mels)
     train_loader = make_loader(train_set, sampler, hparams)
     val_batches = data_utils.validation_batches(val_clips, hparams)
@@ -190,7 +252,7 @@ def train(args: argparse.Namespace) -> None:
         set_aside(folder, source)
     with replacing(folder / "hparams.json") as file:
         file.write((json.dumps(settings, indent=2) + "\n").encode())
-    logger = RunLogger(folder, log_dir, at.step, at.metrics_size)
+    logger = RunLogger(folder, args.log_dir or folder, at.step, at.metrics_size)
     run = Run(folder, hparams, data, model, optimizer, loss_function, logger, at)
     if "random_state" in state and not args.warm_start:
         set_random_state(state["random_state"])
@@ -206,10 +268,24 @@ def train(args: argparse.Namespace) -> None:
     # Epochs
     with StopSignals() as stop:
         try:
+            first = run.begin(
+                {
+                    "device": name,
+                    "threads": torch.get_num_threads(),
+                    "decoder": hparams.decoder,
+                    "precision": hparams.precision,
+                    "torch": torch.__version__,
+                }
+            )
             if hparams.largest_first:
                 epochs = range(at.epoch, hparams.epochs)
                 batches = data_utils.largest_batches(train_clips, sampler, epochs)
-                run.try_batches(batches, train_set, stop)
+                try:
+                    run.try_batches(batches, train_set, stop)
+                except UserError:
+                    if first:  # so that the folder can be used with what the error advises
+                        first.unlink()
+                    raise
             sampler.load_state_dict({"epoch": at.epoch, "batch": at.batch})
             while run.at.epoch < hparams.epochs:
                 run.epoch(train_loader, val_loader, stop)
@@ -217,9 +293,11 @@ def train(args: argparse.Namespace) -> None:
             path = run.save()
             print(
                 f"{stopped}: saved {path} in epoch {run.at.epoch}, after {run.at.batch} batches; "
-                "--resume goes on from there"
+                "--resume continues from there"
             )
             sys.exit(stopped.status)
+        finally:
+            data_utils.close(train_loader, val_loader)
     logger.close()
 
 

@@ -16,6 +16,7 @@ from batching import batch_statistics
 from checkpoint import (
     BEST,
     StopSignals,
+    checkpoints,
     keep_newest,
     link,
     random_state,
@@ -84,6 +85,13 @@ class Run:
         self.saved_at = time.monotonic()
         return path
 
+    def begin(self, trained_by: dict[str, str | int]) -> Path | None:
+        """Log what trains. Save, if nothing is saved yet, so that a kill before the first step
+        leaves a run to resume, with its settings and weights; returns that checkpoint.
+        """
+        self.logger.log_start(self.at.epoch, self.at.step, trained_by)
+        return None if checkpoints(self.folder) else self.save()
+
     def epoch(self, train_loader: DataLoader, val_loader: DataLoader, stop: StopSignals) -> None:
         """What is left of an epoch, and what follows it: validation and a checkpoint."""
         hparams, epoch = self.hparams, self.at.epoch
@@ -94,7 +102,9 @@ class Run:
         )
         is_last, is_best, validation = epoch == hparams.epochs - 1, False, None
         if is_last or (epoch + 1) % hparams.epochs_per_validation == 0:
-            validation, sample = validate(self.model, val_loader, self.loss_function, stop)
+            # A fixed clip to look at, and another one each time.
+            other = epoch // hparams.epochs_per_validation % len(val_loader.dataset)
+            validation, samples = validate(self.model, val_loader, self.loss_function, stop, other)
             tqdm.write(
                 f"epoch {epoch}: validation loss {validation['loss']:.4f}, masked "
                 f"{validation['masked_loss']:.4f}, alignment {validation['diagonality']:.2f}"
@@ -111,7 +121,8 @@ class Run:
         if is_best or is_last or (epoch + 1) % hparams.epochs_per_checkpoint == 0:
             self.save(is_best)
         if validation:
-            self.logger.log_sample(sample, self.at.step, hparams)
+            stop.check()
+            self.logger.log_samples(samples, self.at.step, hparams)
 
     def train_epoch(self, loader: DataLoader, stop: StopSignals) -> dict[str, float]:
         """What is left of one pass over the training set; returns the figures of all of it."""
@@ -127,7 +138,7 @@ class Run:
         real_frames = np.cumsum(sampler.lengths[plan.order], dtype=np.int64)[plan.ends - 1]
         options = {"total": len(plan), "initial": at.batch, "unit": "batch"}
         with progress(desc=f"epoch {at.epoch}", **options) as bar:
-            for batch in loaded(loader):
+            for batch in loaded(loader, stop.while_waiting):
                 waited = time.perf_counter() - asked
                 loss = self.step(batch.to(device), [clips[i].place for i in plan[at.batch]])
                 at.batch += 1
@@ -161,7 +172,7 @@ class Run:
         """Train on a batch; returns its loss, or 0 if that or the gradient is not finite. Then
         weights, moments and batch norm's means stay as they were.
         """
-        at, hparams = self.at, self.hparams
+        at, hparams, began = self.at, self.hparams, time.perf_counter()
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         try:
             self.optimizer.zero_grad()
@@ -184,6 +195,7 @@ class Run:
         if hparams.guided_attention_weight:
             values["guided_attention_loss"] = loss.guided_attention.item()
         values |= {"grad_norm": grad_norm, "learning_rate": hparams.learning_rate}
+        values["duration"] = time.perf_counter() - began  # seconds
         if finite:
             at.step, at.bad_steps = at.step + 1, 0
             self.logger.log("step", at.epoch, at.step, values)
@@ -285,9 +297,14 @@ def too_large(batch: Batch) -> str:
 
 @torch.no_grad()
 def validate(
-    model: Tacotron2, loader: DataLoader, loss_function: Tacotron2Loss, stop: StopSignals
-) -> tuple[dict[str, float], Sample]:
-    """Teacher-forced losses over the validation set, and one of its clips.
+    model: Tacotron2,
+    loader: DataLoader,
+    loss_function: Tacotron2Loss,
+    stop: StopSignals,
+    other: int = 0,
+) -> tuple[dict[str, float], dict[str, Sample]]:
+    """Teacher-forced losses over the validation set, and two of its clips: "sample", always the
+    same, and clip ``other``.
 
     Each loss is the mean over what it averages in a batch: padded frames, or real ones. The
     prenet's noise has a seed of its own, so that it is the same in every validation and
@@ -297,10 +314,10 @@ def validate(
     device = next(model.parameters()).device
     names = ("total", "mel", "mel_postnet", "gate")
     sums = torch.zeros(len(names) + 3, dtype=torch.float64)
-    padded_frames, real_frames, sample = 0, 0, None
+    padded_frames, real_frames, samples = 0, 0, {}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(data_utils.VALIDATION_SEED)
-        batches = loaded(progress(loader, "validation"))
+        batches = progress(loaded(loader, stop.while_waiting), "validation", len(loader))
         for indices, batch in zip(loader.batch_sampler, batches, strict=True):
             batch = batch.to(device)
             output = model(batch)
@@ -319,8 +336,13 @@ def validate(
                 dtype=torch.float64,
             )
             padded_frames, real_frames = padded_frames + n_padded, real_frames + n_real
-            if sample is None:
-                sample = take_sample(loader.dataset, indices, batch, output)
+            # The batch is sorted by text length, stably.
+            by_text = sorted(indices, key=lambda i: -len(loader.dataset.clips[i].ids))
+            chosen = {"sample": by_text[len(indices) // 2], "other": other}
+            for name, i in chosen.items():
+                if name not in samples and i in indices:
+                    clip = loader.dataset.clips[i]
+                    samples[name] = take_sample(clip.text, by_text.index(i), batch, output)
             stop.check()
     n_clips = len(loader.dataset)
     total, mel, mel_postnet, gate, masked, diagonality, focus = sums.tolist()
@@ -332,19 +354,17 @@ def validate(
         "masked_loss": masked / real_frames,
         "diagonality": diagonality / n_clips,
         "focus": focus / n_clips,
-    }, sample
+    }, samples
 
 
-def take_sample(dataset: MelDataset, indices: list[int], batch: Batch, output: Output) -> Sample:
-    """The middle clip, by text length, of a batch."""
-    # The batch is sorted by text length, stably: find which clip its middle row is.
-    by_text = sorted(indices, key=lambda i: -len(dataset.clips[i].ids))
-    row = len(indices) // 2
+def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
+    """One clip of a batch."""
     T_out, T_in = int(batch.mel_lengths[row]), int(batch.text_lengths[row])
     return Sample(
-        dataset.clips[by_text[row]].text,
+        text,
         batch.mel[row, :, :T_out].cpu(),
         output.mel_postnet[row, :, :T_out].cpu(),
         output.gate[row, :T_out].cpu(),
+        batch.gate[row, :T_out].cpu(),
         output.alignment[row, :T_out, :T_in].cpu(),
     )

@@ -22,10 +22,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from plot_batching import ljspeech_like_lengths, read_lengths
-
 from batching import STRATEGIES, plan_batches
 from hparams import ArgumentParser, UserError, exit_on_user_error
+from scripts.plot_batching import LJSPEECH_LENGTHS, read_lengths
 
 SIZES = (10_480, 1_000_000, 10_000_000)
 BATCH_SIZE, LRF = 16, 0.1
@@ -101,7 +100,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument(
         "--lengths", type=Path, metavar="FILE",
-        help="draw from these lengths, text or CSV, and not from a distribution like LJSpeech's",
+        help="draw from these lengths, text or CSV, and not from LJSpeech's",
     )  # fmt: skip
     parser.add_argument("--column", metavar="NAME", help="column of a CSV file of lengths")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every timing")
@@ -113,7 +112,7 @@ def main() -> None:
         raise UserError(f"--column {args.column}: goes with --lengths only; leave it out")
     if args.json is not None and not args.json.parent.is_dir():
         raise UserError(f"--json {args.json}: there is no such folder; create it first")
-    given = None if args.lengths is None else read_lengths(args.lengths, args.column)
+    given = read_lengths(args.lengths or LJSPEECH_LENGTHS, args.column)
 
     python, processor = platform.python_version(), platform.machine()
     print(f"Python {python}, NumPy {np.__version__}, {processor}; medians\n")
@@ -121,10 +120,7 @@ def main() -> None:
     print("|---:|---|---:|---:|---:|")
     rows = []
     for size in args.sizes:
-        if given is None:
-            lengths = ljspeech_like_lengths(size)
-        else:
-            lengths = np.random.default_rng([0, 1]).choice(given, size)
+        lengths = np.random.default_rng([0, 1]).choice(given, size)
         for row in measure(lengths, args.repeats * (10 if size < 100_000 else 1)):
             plan, reference = 1e3 * row["median_seconds"], 1e3 * row["reference_median_seconds"]
             print(

@@ -34,14 +34,14 @@ from data_utils import (
 )
 from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from layers import MelSpectrogram
-from scripts.plot_batching import ljspeech_like_lengths
+from scripts.plot_batching import ljspeech_lengths
 from scripts.prepare_ljspeech import read_corpus
 
 
 def make_clips(folder: Path, n: int) -> Path:
     """``n`` wavs of noise, as long as LJSpeech's clips are, and their filelist."""
     rng, lines = np.random.default_rng(0), []
-    for i, frames in enumerate(ljspeech_like_lengths(n)):
+    for i, frames in enumerate(rng.choice(ljspeech_lengths(276), n)):
         soundfile.write(folder / f"{i}.wav", rng.uniform(-0.3, 0.3, int(frames) * 276), 22050)
         lines.append(f"{i}.wav|{'noise ' * (int(frames) // 34 + 1)}\n")
     (folder / "list.txt").write_text("".join(lines))

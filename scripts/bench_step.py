@@ -1,7 +1,7 @@
 """Time training steps: the recipe's decoders beside the loop as NVIDIA's code runs it.
 
     python scripts/bench_step.py --batch_sizes 16 48 --frames 400
-    python scripts/bench_step.py --epoch lengths.csv --hop_from 256 --hop_to 276
+    python scripts/bench_step.py --epoch --train_size 10480      # on LJSpeech's lengths
 
 Each implementation runs in a process of its own, so that its peak memory is its own; they take
 turns, step by step, so that a busy moment of the machine falls on all alike. Figures are medians.
@@ -48,7 +48,7 @@ from device import choose_device, keep_memory, peak_memory, synchronize
 from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from loss_function import Tacotron2Loss
 from model import Decoder, Tacotron2
-from scripts.plot_batching import read_lengths, rescale
+from scripts.plot_batching import LJSPEECH_HOP, LJSPEECH_LENGTHS, read_lengths, rescale
 
 IMPLEMENTATIONS = ("nvidia", "reference", "scan", "graph")
 FASTER = tuple(
@@ -326,7 +326,7 @@ def padded(shape: Shape) -> int:
 
 def read_clips(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """The frames and the characters of an epoch's clips."""
-    frames = read_lengths(args.epoch, args.frames_column)
+    frames = read_lengths(args.epoch, args.frames_column, "--frames_column")
     characters = read_lengths(args.epoch, args.characters_column)
     frames = rescale(frames, args.hop_from, args.hop_to)
     if args.train_size:
@@ -416,8 +416,17 @@ def parse_args() -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="write the numbers")
     epoch = parser.add_argument_group("epochs")
     add = epoch.add_argument
-    add("--epoch", type=Path, metavar="LENGTHS", help="CSV file of every clip's lengths")
-    add("--frames_column", metavar="NAME", help="(default: the first of whole numbers)")
+    add(
+        "--epoch",
+        type=Path,
+        nargs="?",
+        const=LJSPEECH_LENGTHS,
+        metavar="LENGTHS",
+        help="CSV file of every clip's lengths; without a name LJSpeech's, frames counted from "
+        f"its wavs at a hop of {LJSPEECH_HOP} samples, n_samples // {LJSPEECH_HOP} + 1, and "
+        f"rescaled to {HParams.hop_length}: right to one frame",
+    )
+    add("--frames_column", metavar="NAME", help="(default: as plot_batching.py --column)")
     add("--characters_column", default="characters", metavar="NAME", help="(%(default)s)")
     add("--hop_from", type=int, metavar="N", help="frames are of this hop, in samples ...")
     add("--hop_to", type=int, metavar="N", help="... and become frames of this one")
@@ -431,6 +440,9 @@ def parse_args() -> argparse.Namespace:
                 raise UserError(f"--{name} {value}: use 1 or more")
     if args.warmup < 0:
         raise UserError(f"--warmup {args.warmup}: use 0 or more")
+    if args.epoch == LJSPEECH_LENGTHS:
+        args.hop_from = args.hop_from or LJSPEECH_HOP
+        args.hop_to = args.hop_to or HParams.hop_length
     if not args.epoch:
         for name in ("frames_column", "hop_from", "hop_to", "train_size", "batches"):
             if (value := getattr(args, name)) is not None:

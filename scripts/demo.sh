@@ -4,13 +4,13 @@
 # Called again, it redoes only what is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-source scripts/venv.sh
+source scripts/venv.sh espeakng-loader
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"  # a step of the small model is too short to share
 
 echo "== 600 clips of 0.4 to 4 seconds, as varied in length as LJSpeech's"
-python scripts/make_demo_corpus.py data/demo --clips 600 --duration_scale 0.4
+"$PYTHON" scripts/make_demo_corpus.py data/demo --clips 600 --duration_scale 0.4
 [ -f filelists/demo_val.txt ] ||
-    python scripts/prepare_ljspeech.py --corpus data/demo --name demo > /dev/null
+    "$PYTHON" scripts/prepare_ljspeech.py --corpus data/demo --name demo > /dev/null
 
 # Small, with frames of 25 ms, a high learning rate and guided attention: it learns in minutes.
 settings="data_dir=data/demo,training_files=filelists/demo_train.txt,\
@@ -22,21 +22,21 @@ decoder_rnn_dim=128,postnet_embedding_dim=128"
 
 echo "(two trainings of a minute or two each; stopped, the same command goes on)"
 echo "== RAND: random batches of 8"
-python train.py -o runs/demo/RAND --resume --hparams "$settings,\
+"$PYTHON" train.py -o runs/demo/RAND --resume --hparams "$settings,\
 batching_strategy=RAND,dynamic_batch_size=False,batch_randomization=False"
 echo "== SSB-DBS-BR: semi-sorted batches of dynamic size, in random order"
-python train.py -o runs/demo/SSB-DBS-BR --resume --hparams "$settings"
+"$PYTHON" train.py -o runs/demo/SSB-DBS-BR --resume --hparams "$settings"
 
 echo
-python scripts/compare_runs.py runs/demo/RAND runs/demo/SSB-DBS-BR
-cat <<'END'
+"$PYTHON" scripts/compare_runs.py runs/demo/RAND runs/demo/SSB-DBS-BR
+cat <<END
 
 (Steps are decoder steps an epoch: what time follows on a GPU. A CPU's follows the padding too.)
 
-Curves, pictures, audio:   .venv/bin/tensorboard --logdir runs/demo
+Curves, pictures, audio:   $PYTHON -m tensorboard.main --logdir runs/demo
 Alignment to look at:      runs/demo/SSB-DBS-BR/sample/alignment.png
 Speech to hear:            runs/demo/SSB-DBS-BR/sample/predicted.wav
                            (each frame predicted from the true ones before it)
-Let it speak by itself:    .venv/bin/python scripts/synthesize.py \
+Let it speak by itself:    $PYTHON scripts/synthesize.py \\
                              -c runs/demo/SSB-DBS-BR/checkpoint_best.pt "Who went home?"
 END

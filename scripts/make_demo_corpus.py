@@ -20,6 +20,7 @@ import array
 import bisect
 import ctypes
 import errno
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -34,7 +35,8 @@ import signal
 import sys
 import typing
 import wave
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 SAMPLING_RATE = 22050  # Hz; espeak-ng's own
@@ -652,7 +654,7 @@ class Chunk(typing.NamedTuple):
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file that appears under its name only when it is complete."""
-    temporary = path.with_name(path.name + ".part")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")  # a killed run's may go on
     try:
         temporary.write_bytes(data)
         os.replace(temporary, path)
@@ -751,6 +753,36 @@ def check_folder(folder: Path, record: dict[str, object]) -> None:
         )
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make ``folder`` and hold it for this process, however that ends.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "lock"
+    with path.open("a+") as file:
+        file.seek(0)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            in_use = os.fstat(file.fileno()).st_nlink == 0  # it has just ended, and removed it
+        except (BlockingIOError, PermissionError):
+            in_use = True
+        if in_use:
+            raise UserError(
+                f"{folder}: being made by process {file.read() or '(just started)'}; "
+                "wait for its end, or choose another folder"
+            )
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink()
+
+
 def find_engine() -> tuple[str, str]:
     """Paths of the engine's library and of its data. The engine itself starts in the workers."""
     for module in ("espeakng_loader", "numpy", "tqdm"):
@@ -792,25 +824,30 @@ def make_corpus(args: argparse.Namespace) -> None:
         for number, start in enumerate(range(0, len(clips), CLIPS_PER_PROCESS))
     ]
     wavs, parts, metadata = folder / "wavs", folder / "parts", folder / "metadata.csv"
-    there = {path.stem for path in wavs.glob("*.wav")}
-    complete = metadata.exists()
-    to_make = [
-        chunk
-        for chunk in chunks
-        if not (complete or chunk.part.exists()) or any(i not in there for i, _ in chunk.clips)
-    ]
-    if to_make or not complete:
-        check_free_space(folder, sum(n_bytes[i] for i in n_bytes if i not in there))
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "corpus.json", (json.dumps(record, indent=2) + "\n").encode())
-        wavs.mkdir(exist_ok=True)
-        parts.mkdir(exist_ok=True)
-        run_chunks(to_make, args.workers, len(clips))
-        for leftover in wavs.glob("*.part"):
-            leftover.unlink()
-        if not complete:
-            write_whole(metadata, b"".join(chunk.part.read_bytes() for chunk in chunks))
-    shutil.rmtree(parts, ignore_errors=True)
+
+    def unmade() -> list[Chunk]:
+        there = {path.stem for path in wavs.glob("*.wav")}
+        return [
+            chunk
+            for chunk in chunks
+            if not (metadata.exists() or chunk.part.exists())
+            or any(i not in there for i, _ in chunk.clips)
+        ]
+
+    to_make = unmade()
+    if to_make or parts.exists() or not metadata.exists():
+        check_free_space(folder, sum(n_bytes[i] for chunk in to_make for i, _ in chunk.clips))
+        with held(folder):
+            check_folder(folder, record)  # again: another process may have come first
+            write_whole(folder / "corpus.json", (json.dumps(record, indent=2) + "\n").encode())
+            wavs.mkdir(exist_ok=True)
+            parts.mkdir(exist_ok=True)
+            run_chunks(unmade(), args.workers, len(clips))
+            for leftover in (*folder.glob("*.part"), *wavs.glob("*.part")):
+                leftover.unlink(missing_ok=True)
+            if not metadata.exists():
+                write_whole(metadata, b"".join(chunk.part.read_bytes() for chunk in chunks))
+            shutil.rmtree(parts, ignore_errors=True)
     size = sum((wavs / f"{clip_id}.wav").stat().st_size - 44 for clip_id in n_bytes)
     print(
         f"{folder}: {'made' if to_make else 'already there'}, {len(clips)} clips, "

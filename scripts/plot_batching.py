@@ -1,6 +1,6 @@
 """Draw the paper's Figures 1-3, print its Table 1 and picture every strategy, for any lengths.
 
-    python scripts/plot_batching.py                                # lengths much like LJSpeech's
+    python scripts/plot_batching.py --train_size 10480 --paper     # LJSpeech's lengths
     python scripts/plot_batching.py lengths.csv --column n_frames
     python scripts/plot_batching.py --corpus data/LJSpeech-1.1 --train_size 10480 --paper
 
@@ -10,7 +10,6 @@ strategies", Interspeech 2021.
 
 import argparse
 import csv
-import itertools
 import json
 import re
 import sys
@@ -30,8 +29,10 @@ from batching import STRATEGIES, BatchPlan, BatchStatistics, batch_statistics, p
 from hparams import ArgumentParser, HParams, UserError, exit_on_user_error
 from scripts.paper import PAPER, PAPER_BATCHES
 
-# Figures 1 and 3, and the picture of the strategies.
-EXAMPLE_CLIPS, EXAMPLE_LRF = 48, 0.15
+LJSPEECH_LENGTHS = Path(__file__).resolve().parents[1] / "filelists" / "ljspeech_lengths.csv"
+LJSPEECH_HOP = 256  # samples, of its frames
+LENGTH_WORDS = {"length", "lengths", "frames", "samples", "tokens"}  # in a column's name
+EXAMPLE_CLIPS = 48  # of Figures 1 and 3, and of the picture of the strategies
 CURVE_SEEDS = 5  # of Figure 2's curves, at most
 LONGEST = 10**12  # beyond any unit of time a clip is measured in
 
@@ -43,47 +44,79 @@ STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 # Lengths
 
 
-def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
-    """Lengths from text, one a line, or from a CSV file; (n,), all above 0.
+def read_lengths(path: Path, column: str | None = None, option: str = "--column") -> np.ndarray:
+    """Lengths from text, one a line, or from a CSV file; (n,), all above 0. Prints which column.
 
-    A first line without any whole number is a header. ``column`` is a name in it; without
-    one it is the first column that holds nothing but whole numbers.
+    The first line is a header if none of its cells starts with a number. ``column`` is a name in
+    it. Without one it is the column whose name has one of LENGTH_WORDS, or else the only one that
+    has whole numbers. ``option`` is how the user names the column, for messages.
 
     Raises:
-        UserError: no such file or column, or a value that is not a whole number above 0.
+        UserError: no such file or column, several columns to choose from, or wrong lines, each
+            with its number.
     """
+    rows, end = [], 0
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
-            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+            for row in reader:
+                if row:
+                    rows.append((end + 1, [cell.strip() for cell in row]))
+                end = reader.line_num
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{path}: cannot be read as text or CSV ({reason})") from None
-    header = rows.pop(0)[1] if rows and not any(map(_whole, rows[0][1])) else []
+    header = rows.pop(0)[1] if rows and not any(map(_starts_as_number, rows[0][1])) else []
     if not rows:
         raise UserError(f"{path}: has no lengths; give one whole number a line")
+    width = len(header or rows[0][1])
     if column is None:
-        # The first that is whole in every row, or in the most; then its bad line is named below.
-        columns = itertools.zip_longest(*(row for _, row in rows), fillvalue="")
-        c = int(np.argmax([sum(map(_whole, column)) for column in columns]))
-    elif column in header:
-        c = header.index(column)
+        named = [c for c in range(len(header)) if LENGTH_WORDS & set(_words(header[c]))]
+        choice = named or list(range(width))
+        if len(choice) > 1:
+            choice = [c for c in choice if any(_whole(row[c]) for _, row in rows if c < len(row))]
     else:
-        has = f"the header names {', '.join(header)}" if header else "it has no header"
-        raise UserError(f"{path}: has no column '{column}'; {has}")
-    lengths = []
+        choice = [c for c in range(len(header)) if header[c] == column]
+        if not choice:
+            has = f"the header names {', '.join(header)}" if header else "it has no header"
+            raise UserError(f"{path}: has no column '{column}'; {has}")
+    if not choice:
+        raise UserError(f"{path}: has no column of whole numbers; give one length a line")
+    if len(choice) > 1:
+        fix = f"give {option}" if header else f"put a line of names above, and give {option}"
+        names = ", ".join(header[c] if header else str(c + 1) for c in choice)
+        raise UserError(f"{path}: lengths may be in any of the columns {names}; {fix}")
+    lengths, problems = [], []
     for line, row in rows:
-        cell = row[c] if c < len(row) else ""
-        if not _whole(cell):
-            raise UserError(f"{path}:{line}: '{cell}' is not a whole number; give a length")
-        if not 1 <= int(cell) <= LONGEST:
-            raise UserError(f"{path}:{line}: length {cell}; use 1 to {LONGEST}, or leave it out")
-        lengths.append(int(cell))
+        cell = row[choice[0]] if len(row) == width else ""
+        if len(row) != width:
+            problem = f"has {len(row)} columns, and the first line {width}; mend or quote it"
+        elif not _whole(cell):
+            problem = f"{cell!r} is not a whole number; give a length"
+        elif not 1 <= int(cell) <= LONGEST:
+            problem = f"length {cell}; use 1 to {LONGEST}, or leave it out"
+        else:
+            lengths.append(int(cell))
+            continue
+        problems.append(f"{path}:{line}: {problem}")
+    if problems:
+        total = [f"{path}: {len(problems):,} of {len(rows):,} lines are wrong"]
+        raise UserError("\n".join(problems[:20] + total * (len(problems) > 20)))
+    name = f"'{header[choice[0]]}'" if header else choice[0] + 1
+    print(f"{path}: {len(lengths):,} lengths, from column {name}")
     return np.array(lengths)
 
 
+def _words(name: str) -> list[str]:
+    return re.findall("[a-z]+", name.lower())
+
+
+def _starts_as_number(cell: str) -> bool:
+    return re.match(r"[+-]?[.]?[0-9]", cell) is not None
+
+
 def _whole(cell: str) -> bool:
-    return re.fullmatch(r"[+-]?[0-9]+", cell) is not None
+    return re.fullmatch(r"[+-]?[0-9]{1,100}", cell) is not None
 
 
 def rescale(lengths: np.ndarray, hop_from: int | None, hop_to: int | None) -> np.ndarray:
@@ -99,6 +132,7 @@ def rescale(lengths: np.ndarray, hop_from: int | None, hop_to: int | None) -> np
         raise UserError("--hop_from and --hop_to: give both or neither")
     if hop_from is None:
         return lengths
+    print(f"frames of {hop_from} samples become frames of {hop_to}: right to one frame")
     return (2 * lengths - 1) * hop_from // (2 * hop_to) + 1  # in whole half samples
 
 
@@ -124,13 +158,9 @@ def filelist_lengths(filelists: str, data_dir: str, hop_length: int) -> np.ndarr
     return np.array([clip.n_frames for clip in clips])
 
 
-def ljspeech_like_lengths(n: int, seed: int = 0) -> np.ndarray:
-    """``n`` lengths in frames of 12.5 ms, distributed much as LJSpeech's are."""
-    fractions = [0, 0.02, 0.06, 0.15, 0.3, 0.5, 0.8, 0.95, 1]
-    frames = [96, 178, 248, 350, 466, 585, 750, 838, 870]
-    # Not default_rng(seed), which is a plan's: sorting by that noise would sort by length.
-    uniform = np.random.default_rng([seed, 1]).random(n)
-    return np.interp(uniform, fractions, frames).astype(np.int64)
+def ljspeech_lengths(hop_length: int) -> np.ndarray:
+    """The 13,100 lengths of LJSpeech in frames of ``hop_length`` samples, right to one frame."""
+    return rescale(read_lengths(LJSPEECH_LENGTHS), LJSPEECH_HOP, hop_length)
 
 
 # Numbers
@@ -282,14 +312,18 @@ def draw_batches(ax: Axes, lengths: np.ndarray, plan: BatchPlan, title: str) -> 
 
 
 def draw_panels(
-    path: Path, lengths: np.ndarray, panels: list[tuple[str, dict]], rows: int, unit: str
+    path: Path, lengths: np.ndarray, panels: list[tuple[str, dict]], rows: int, unit: str, what: str
 ) -> None:
-    """Small multiples of :func:`draw_batches`, one for each (title, settings of its plan)."""
+    """Small multiples of :func:`draw_batches`, one for each (title, arguments of its plan).
+
+    ``what`` they were drawn with stands above them.
+    """
     columns = len(panels) // rows
-    figure = Figure(figsize=(9, 0.3 + 2.6 * rows), layout="constrained")
+    figure = Figure(figsize=(9, 0.5 + 2.6 * rows), layout="constrained")
+    figure.suptitle(what, x=0.01, ha="left", fontsize=9)
     axes = figure.subplots(rows, columns, sharey=True, sharex=True, squeeze=False)
     for ax, (title, settings) in zip(axes.flat, panels, strict=True):
-        plan = plan_batches(lengths, lrf=EXAMPLE_LRF, **settings)
+        plan = plan_batches(lengths, **settings)
         draw_batches(ax, lengths, plan, title)
     axes[0, 0].legend(
         [Patch(**PADDING)], ["padding"], loc="lower right", bbox_to_anchor=(1, 1.095),
@@ -344,7 +378,7 @@ def draw_parameters(path: Path, lengths: np.ndarray, args: argparse.Namespace) -
         if strategy != "SSB":
             upper.set_xscale("log", base=2)
             upper.xaxis.set_major_formatter("{x:g}")
-        upper.set_ylim(0, 1.12 * random)
+        upper.set_ylim(0, 1.12 * random or 1)  # or 1: without padding
 
         plan = plan_batches(
             clips, strategy, args.batch_size, dynamic_batch_size=False, batch_randomization=False,
@@ -361,30 +395,38 @@ def draw_parameters(path: Path, lengths: np.ndarray, args: argparse.Namespace) -
     figure.savefig(path, dpi=200)
 
 
-def draw_all(lengths: np.ndarray, args: argparse.Namespace) -> list[Path]:
-    """The four pictures in ``args.output_dir``."""
-    paths = [args.output_dir / f"{name}.png" for name in ("figure1", "figure2", "figure3")]
-    paths.append(args.output_dir / "strategies.png")
-    example = subset(lengths, EXAMPLE_CLIPS, 0)
-    for path, dynamic in ((paths[0], False), (paths[2], True)):
+def draw_all(lengths: np.ndarray, args: argparse.Namespace) -> dict[Path, str]:
+    """The four pictures in ``args.output_dir``, and what each was drawn with."""
+    example, lrf = subset(lengths, EXAMPLE_CLIPS, 0), {"lrf": args.lrf}
+    drawn = {}
+    for name, dynamic in (("figure1", False), ("figure3", True)):
         settings = {"batch_size": 8, "dynamic_batch_size": dynamic, "batch_randomization": False}
         panels = [
-            (f"({letter}) {strategy}" + "-DBS" * dynamic, {"strategy": strategy, **settings})
+            (f"({letter}) {strategy}" + "-DBS" * dynamic, {"strategy": strategy, **settings, **lrf})
             for letter, strategy in zip("abc", ("RAND", "SB", "SSB"), strict=True)
         ]
-        draw_panels(path, example, panels, 1, args.unit)
-    draw_parameters(paths[1], lengths, args)
+        path = args.output_dir / f"{name}.png"
+        base = "base batch size" if dynamic else "batches of"
+        drawn[path] = f"{EXAMPLE_CLIPS} clips at random; {base} 8, LRF {args.lrf:g}"
+        draw_panels(path, example, panels, 1, args.unit, drawn[path])
+    path = args.output_dir / "figure2.png"
+    draw_parameters(path, lengths, args)
+    drawn[path] = "the table's parameters, in fixed batches"
     fixed = {"batch_size": 4, "dynamic_batch_size": False, "batch_randomization": False}
     panels = [
         ("RAND: random", {"strategy": "RAND", **fixed}),
         ("SB: sorted", {"strategy": "SB", **fixed}),
-        (f"SSB: semi-sorted, LRF {EXAMPLE_LRF}", {"strategy": "SSB", **fixed}),
+        (f"SSB: semi-sorted, LRF {args.lrf:g}", {"strategy": "SSB", **fixed, **lrf}),
         ("BKT: buckets of 12", {"strategy": "BKT", "bucket_size": 12, **fixed}),
         ("ATS: alternated sorting, 4 bins", {"strategy": "ATS", "n_bins": 4, **fixed}),
-        ("SSB-DBS-BR: dynamic, shuffled", {"strategy": "SSB", "batch_size": 4}),
+        ("SSB-DBS-BR: dynamic, shuffled", {"strategy": "SSB", "batch_size": 4, **lrf}),
     ]
-    draw_panels(paths[3], example, panels, 2, args.unit)
-    return paths
+    path = args.output_dir / "strategies.png"
+    drawn[path] = (
+        f"{EXAMPLE_CLIPS} clips at random; batches of 4, LRF {args.lrf:g}, buckets of 12, 4 bins"
+    )
+    draw_panels(path, example, panels, 2, args.unit, drawn[path])
+    return drawn
 
 
 # The program
@@ -394,10 +436,12 @@ def parse_args() -> argparse.Namespace:
     hparams = HParams()
     parser = ArgumentParser(
         description="Draw the paper's Figures 1-3 and a picture of every strategy, and print its "
-        "Table 1, for any lengths. Without a source of lengths: 13,100 drawn from a distribution "
-        "much like LJSpeech's.",
-        epilog="--hop_from 256 --hop_to 276 takes a file of n_samples // 256 + 1 and makes it "
-        "n_samples // 276 + 1, with n_samples = (frames - 0.5) * 256: right to half a hop.",
+        "Table 1, for any lengths. Without a source of lengths: the 13,100 of LJSpeech.",
+        epilog="LJSpeech's lengths come with this repository, in filelists/ljspeech_lengths.csv: "
+        "frames counted from its wavs at a hop of 256 samples, n_samples // 256 + 1, so that "
+        "n_samples is known to within one hop. --hop_from 256 --hop_to 276 makes such frames "
+        "n_samples // 276 + 1, with n_samples = (frames - 0.5) * 256: right to one frame. "
+        "LJSpeech's are rescaled so to --hop_length.",
     )
     source = parser.add_argument_group("lengths (one source, or none)")
     add = source.add_argument
@@ -415,11 +459,17 @@ def parse_args() -> argparse.Namespace:
         help="LJSpeech's layout: from headers of DIR/wavs/*.wav",
     )
     add("--filelist", metavar="A+B", help="lines of path|text: from headers of those clips")
-    add("--column", metavar="NAME", help="of the CSV (default: the first all of whole numbers)")
+    words = ", ".join(sorted(LENGTH_WORDS))
+    add(
+        "--column",
+        metavar="NAME",
+        help=f"of the CSV (default: the one whose name has {words} in it, or the only one of "
+        "whole numbers)",
+    )
     add("--hop_from", type=int, metavar="N", help="LENGTHS are frames of this hop, in samples ...")
     add("--hop_to", type=int, metavar="N", help="... and become frames of this one")
     add("--data_dir", metavar="DIR", help="what a filelist's paths start from (default: here)")
-    hop = f"samples per frame of a corpus or filelist (default: {hparams.hop_length})"
+    hop = f"samples per frame, where LENGTHS are not given (default: {hparams.hop_length})"
     add("--hop_length", type=int, metavar="N", help=hop)
     add("--unit", default="frames", help="of the lengths, for the labels (default: %(default)s)")
     batching = parser.add_argument_group("batching")
@@ -461,11 +511,11 @@ def get_lengths(args: argparse.Namespace) -> np.ndarray:
         ("hop_from", ("lengths",)),
         ("hop_to", ("lengths",)),
         ("data_dir", ("filelist",)),
-        ("hop_length", ("corpus", "filelist")),
+        ("hop_length", ("corpus", "filelist", "")),
     ):
         value = getattr(args, name)
         if value is not None and source not in reader:
-            goes = " or ".join({"lengths": "LENGTHS"}.get(r, f"--{r}") for r in reader)
+            goes = " or ".join({"lengths": "LENGTHS"}.get(r, f"--{r}") for r in reader if r)
             raise UserError(f"--{name} {value}: goes with {goes} only; leave it out")
         if name == "hop_length" and value is not None and value < 1:
             raise UserError(f"--{name} {value}: use 1 sample or more")
@@ -476,8 +526,8 @@ def get_lengths(args: argparse.Namespace) -> np.ndarray:
         return filelist_lengths(args.filelist, args.data_dir or "", hop_length)
     if source == "lengths":
         return rescale(read_lengths(args.lengths, args.column), args.hop_from, args.hop_to)
-    print("no lengths given: drawing them from a distribution much like LJSpeech's")
-    return ljspeech_like_lengths(13_100)
+    print("no lengths given: these are LJSpeech's")
+    return ljspeech_lengths(hop_length)
 
 
 def main() -> None:
@@ -518,8 +568,8 @@ def main() -> None:
     if capacities:
         print("\n".join(capacity_markdown(capacities)) + "\n")
     with rc_context(STYLE):
-        for path in draw_all(lengths, args):
-            print(f"wrote {path}")
+        for path, what in draw_all(lengths, args).items():
+            print(f"wrote {path} ({what})")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from checkpoint import replacing
-from data_utils import check_wav, progress, read_wav, speakable_ids
+from data_utils import check_wav, progress, read_list, read_wav, speakable_ids
 from hparams import ArgumentParser, HParams, UserError, exit_on_user_error
 
 CORPUS = "LJSpeech-1.1"  # the one folder at the top of the archive
@@ -39,6 +39,8 @@ CHUNK = 1 << 18  # bytes
 NETWORK_ERRORS = (
     urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError,
 )  # fmt: skip
+
+MIN_RATE, MAX_RATE = 4000, 192_000  # Hz; much below, some of the 80 mel bands would be empty
 
 progress_bytes = partial(progress, unit="B", unit_scale=True)
 
@@ -192,10 +194,21 @@ def extract(archive: Path, data_dir: Path) -> None:
 def read_corpus(corpus: Path, hparams: HParams) -> dict[str, str]:
     """ID → transcript of every clip in ``metadata.csv``, in its order, all checked.
 
+    Raises:
+        UserError: listing, a line each, everything that is wrong with the corpus.
+    """
+    clips, problems = read_metadata(corpus, hparams)
+    check_clips(corpus, clips, problems, hparams)
+    return clips
+
+
+def read_metadata(corpus: Path, hparams: HParams) -> tuple[dict[str, str], list[str]]:
+    """ID → transcript of every clip in ``metadata.csv``, in its order, and what is wrong with it.
+
     The transcript is the third column, or the second where there are two.
 
     Raises:
-        UserError: listing, a line each, everything that is wrong with the corpus.
+        UserError: there is no such file.
     """
     metadata = corpus / "metadata.csv"
     if not metadata.is_file():
@@ -207,22 +220,31 @@ def read_corpus(corpus: Path, hparams: HParams) -> dict[str, str]:
             continue
         try:
             clip_id, text = _parse(line)
+            _look_for(clip_id, number, corpus / "wavs")
             if clip_id in clips:
                 raise ValueError(f"ID {clip_id} is on line {line_of[clip_id]} too; keep one")
             clips[clip_id], line_of[clip_id] = text, number
             speakable_ids(text, hparams)
         except ValueError as error:
             problems.append(f"{metadata}:{number}: {error}")
+    if not problems and len(clips) < 2:
+        problems = [f"{metadata}: {len(clips)} clips; a split needs at least 2"]
+    return clips, problems
+
+
+def check_clips(corpus: Path, clips: Iterable[str], problems: list[str], hparams: HParams) -> None:
+    """Check the clips with these IDs.
+
+    Raises:
+        UserError: listing, a line each, ``problems`` and what is wrong with the clips.
+    """
     paths = [corpus / "wavs" / f"{clip_id}.wav" for clip_id in clips]
     with ThreadPoolExecutor() as pool:
         found = pool.map(partial(clip_problem, hparams=hparams), paths)
-        problems += filter(None, progress(found, "check", len(paths)))
-    if not problems and len(clips) < 2:
-        problems = [f"{metadata}: {len(clips)} clips; a split needs at least 2"]
+        problems = [*problems, *filter(None, progress(found, "check", len(paths)))]
     if problems:
         head = f"{corpus}: no filelist was written because of {len(problems)} problem(s)"
         raise UserError("\n  ".join([head, *problems]))
-    return clips
 
 
 def _parse(line: bytes) -> tuple[str, str]:
@@ -237,6 +259,19 @@ def _parse(line: bytes) -> tuple[str, str]:
     if not clip_id or not clip_id.isprintable() or re.search(r"[/\\]|^\.\.?$", clip_id):
         raise ValueError(f"ID {clip_id!r}; use the name of a file in wavs/ without .wav")
     return clip_id, text
+
+
+def _look_for(clip_id: str, line: int, wavs: Path) -> None:
+    """Raise ValueError if a clip is not in ``wavs`` and its line of metadata.csv tells why."""
+    if (wavs / f"{clip_id}.wav").is_file():
+        return
+    if clip_id.endswith(".wav") and (wavs / clip_id).is_file():
+        raise ValueError(f"ID {clip_id}; leave out .wav")
+    if line == 1 and not re.search("[0-9]", clip_id):
+        raise ValueError(
+            f"looks like a header, since wavs/{clip_id}.wav is missing; remove the line, or add "
+            "the clip"
+        )
 
 
 def clip_problem(path: Path, hparams: HParams) -> str | None:
@@ -263,6 +298,18 @@ def split(ids: Sequence[str], train_fraction: float, seed: int) -> tuple[list[st
     return [i for i in ids if i in train], [i for i in ids if i not in train]
 
 
+def refuse_other_lists(lists: Mapping[Path, list[str]]) -> None:
+    """Raise :class:`UserError` if a filelist exists and does not have these lines."""
+    for path, lines in lists.items():
+        if path.exists() and (there := read_list(str(path))) != [*lines, ""]:
+            there = [line for line in there if line.strip()]
+            raise UserError(
+                f"{path}: exists and lists {len(there):,} clips, this call {len(lines):,} "
+                f"({len({*there} & {*lines}):,} lines are in both); give another --name, or delete "
+                "the file"
+            )
+
+
 def write_filelist(path: Path, lines: Sequence[str]) -> None:
     """Write ``path`` whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -270,7 +317,19 @@ def write_filelist(path: Path, lines: Sequence[str]) -> None:
         file.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
 
 
-def train_command(name: str, **settings: str | int) -> str:
+def audio_settings(sampling_rate: int) -> dict[str, int | float]:
+    """What follows from the rate (Hz): windows of 50 ms every 12.5 ms (Sec. 6), in samples."""
+    win_length = sampling_rate // 20
+    return {
+        "sampling_rate": sampling_rate,
+        "hop_length": round(sampling_rate / 80),
+        "win_length": win_length,
+        "filter_length": 1 << (win_length - 1).bit_length(),
+        "mel_fmax": min(HParams.mel_fmax, sampling_rate / 2),
+    }
+
+
+def train_command(name: str, **settings: str | float) -> str:
     """The train.py line with ``settings``, less those that are the defaults."""
     pairs = []
     for key, value in settings.items():
@@ -325,7 +384,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
          f"--filelists_dir {args.filelists_dir}: + joins filelists; give a path without"),
         (not 0 < args.train_fraction < 1,
          f"--train_fraction {args.train_fraction}: use a value between 0 and 1"),
-        (args.sampling_rate <= 0, f"--sampling_rate {args.sampling_rate}: use a value above 0"),
+        (not MIN_RATE <= args.sampling_rate <= MAX_RATE,
+         f"--sampling_rate {args.sampling_rate}: use {MIN_RATE} to {MAX_RATE}"),
     ):
         if wrong:
             raise UserError(message)
@@ -343,11 +403,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         if corpus is None:
             data_dir = args.data_dir or args.archive.parent
             corpus = obtain(data_dir, args.archive, args.url or URL, sha256)
-        clips = read_corpus(corpus, HParams(sampling_rate=args.sampling_rate))
-        train_ids, val_ids = split(list(clips), args.train_fraction, args.seed)
-        for path, ids in ((train_path, train_ids), (val_path, val_ids)):
-            write_filelist(path, [f"wavs/{clip_id}.wav|{clips[clip_id]}" for clip_id in ids])
-            print(f"{path}: {len(ids):,} clips")
+        audio = audio_settings(args.sampling_rate)
+        hparams = HParams(**audio)
+        clips, problems = read_metadata(corpus, hparams)
+        parts = split(list(clips), args.train_fraction, args.seed)
+        lists = {
+            path: [f"wavs/{clip_id}.wav|{clips[clip_id]}" for clip_id in ids]
+            for path, ids in zip((train_path, val_path), parts, strict=True)
+        }
+        if not problems:
+            refuse_other_lists(lists)
+        check_clips(corpus, clips, problems, hparams)
+        for path, lines in lists.items():
+            there = path.exists()
+            if not there:
+                write_filelist(path, lines)
+            print(f"{path}: {len(lines):,} clips{', already there' if there else ''}")
     except OSError as error:
         place = error.filename or args.corpus or args.data_dir or args.archive
         reason = error.strerror or error
@@ -357,7 +428,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         data_dir=str(corpus),
         training_files=str(train_path),
         validation_files=str(val_path),
-        sampling_rate=args.sampling_rate,
+        **audio,
     )
     print(f"Next:\n  {command}")
 

@@ -12,7 +12,8 @@ largest whose padding does not exceed SSB's.
 import signal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback from amid the imports
+    # Ctrl-C while modules are imported ends it without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
 import dataclasses
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,8 +40,8 @@ from scipy.optimize import nnls
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import data_utils
-from batching import batch_statistics, plan_batches, solve_randomness
-from checkpoint import load_newest, make_folder
+from batching import batch_statistics
+from checkpoint import load_newest, making
 from data_utils import Clip, collate, load_data
 from device import choose_device, is_out_of_memory, keep_memory, synchronize
 from hparams import (
@@ -254,13 +255,8 @@ def select_parameters(
     wanted = [s for s in ("BKT", "ATS") if s in strategies and PARAMETERS[s] not in given]
     if hparams.bucket_edges != "size":
         wanted = [s for s in wanted if s != "BKT"]
-    if not wanted:
-        return {}
-    fixed = {"batch_size": hparams.batch_size, "seed": hparams.seed, "dynamic_batch_size": False}
     try:
-        plans = [plan_batches(lengths, "SSB", lrf=hparams.lrf, epoch=e, **fixed) for e in range(8)]
-        zpr = sum(batch_statistics(lengths, plan).zpr for plan in plans) / len(plans)
-        return {s: int(solve_randomness(lengths, s, zpr, **fixed)) for s in wanted}
+        return {s: data_utils.like_ssb(lengths, hparams, s) for s in wanted}
     except ValueError as error:
         raise UserError(
             f"BKT and ATS cannot pad like SSB with these {len(lengths)} clips ({error}); give "
@@ -446,17 +442,16 @@ def duration(hours: float) -> str:
 def unless_refused(output: Path) -> Iterator[None]:
     """Make ``output``; a :class:`UserError` before any training leaves nothing new of it."""
     lists = output / "filelists"
-    ours = lists / "train.txt", lists / "val.txt", lists, output / "lock", output, *output.parents
+    ours = lists / "train.txt", lists / "val.txt", lists, output / "lock"
     new = [path for path in ours if not path.exists()]
-    make_folder(output)
-    try:
-        yield
-    except UserError:
-        if not any(output.glob("*/seed*")):
-            with suppress(OSError):  # a folder that something else has come into stays
+    with making(output):
+        try:
+            yield
+        except UserError:
+            if not any(output.glob("*/seed*")):
                 for path in filter(Path.exists, new):
                     path.rmdir() if path.is_dir() else path.unlink()
-        raise
+            raise
 
 
 @contextmanager

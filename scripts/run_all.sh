@@ -7,5 +7,6 @@ here=$PWD  # what the paths that are given start from
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
 root=$PWD
+case $PYTHON in /*) ;; */*) PYTHON=$root/$PYTHON ;; esac
 cd "$here"
-exec python "$root/scripts/run_all.py" "$@"
+exec "$PYTHON" "$root/scripts/run_all.py" "$@"

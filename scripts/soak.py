@@ -31,7 +31,8 @@ from logger import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 STRATEGIES = ("SSB", "RAND", "SB", "BKT", "ATS")
-TIMED = {"minutes", "frames_per_second", "data_wait", "peak_memory_gib"}  # not of the run's making
+# What differs between two equal runs.
+TIMED = {"duration", "minutes", "frames_per_second", "data_wait", "peak_memory_gib"}
 MODEL = (
     "symbols_embedding_dim=8,encoder_embedding_dim=8,prenet_dim=8,attention_rnn_dim=12,"
     "attention_dim=6,attention_location_n_filters=4,attention_location_kernel_size=5,"
@@ -57,7 +58,9 @@ def make_tones(folder: Path, n: int = 24) -> str:
 
 
 def start(output: Path, settings: str, log: Path) -> subprocess.Popen:
-    command = [sys.executable, "train.py", "-o", output, "--resume", "--hparams", settings]
+    """Start a training, or resume it once it has a checkpoint: by --resume alone."""
+    command = [sys.executable, "train.py", "-o", output]
+    command += ["--resume"] if any(output.glob("*.pt")) else ["--hparams", settings]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(log, "ab") as file:
         return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, env=environment)
@@ -112,6 +115,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     records = []
     for folder in (one, other):
         lines = read_metrics(folder / "metrics.jsonl")
+        lines = [line for line in lines if line["event"] != "start"]  # one more after each break
         records.append([{k: v for k, v in line.items() if k not in TIMED} for line in lines])
     if records[0] != records[1]:
         k = next((k for k, (a, b) in enumerate(zip(*records)) if a != b), min(map(len, records)))  # noqa: B905

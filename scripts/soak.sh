@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
-exec python scripts/soak.py "$@"
+exec "$PYTHON" scripts/soak.py "$@"

@@ -20,7 +20,7 @@ from checkpoint import load_checkpoint, load_weights, make_folder, saved_hparams
 from data_utils import report_left_out, speakable_ids
 from hparams import ArgumentParser, UserError, create_hparams, exit_on_user_error
 from layers import griffin_lim
-from logger import Sample, draw_alignment
+from logger import draw_alignment
 from model import Tacotron2
 
 
@@ -37,7 +37,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the prenet's dropout")
     args = parser.parse_args()
 
-    make_folder(args.output_dir)
     state = load_checkpoint(args.checkpoint)
     # NVIDIA's checkpoints have no settings in them.
     base = saved_hparams(state, args.checkpoint) if "hparams" in state else None
@@ -53,6 +52,7 @@ def main() -> None:
     model = Tacotron2(hparams)
     load_weights(model, state, args.checkpoint)
     model.to(device).eval()
+    make_folder(args.output_dir)
 
     torch.manual_seed(args.seed)
     lengths = torch.tensor([len(one) for one in ids])
@@ -66,14 +66,15 @@ def main() -> None:
         path = args.output_dir / str(i + 1)
         soundfile.write(f"{path}.wav", griffin_lim(mel, hparams), hparams.sampling_rate)
         np.save(f"{path}.npy", mel.numpy())
-        sample = Sample(text, mel, mel, output.gate[i, :n].cpu(), alignment)
-        draw_alignment(sample, hparams.hop_length / hparams.sampling_rate).savefig(f"{path}.png")
-        seconds = n * hparams.hop_length / hparams.sampling_rate
-        end = (
-            ""
-            if output.stopped[i]
-            else ", cut off: it never stopped (train longer, or lower gate_threshold)"
+        draw_alignment(alignment, text, hparams.hop_length / hparams.sampling_rate).savefig(
+            f"{path}.png"
         )
+        seconds = n * hparams.hop_length / hparams.sampling_rate
+        end = ""
+        if not output.stopped[i]:
+            end = ", cut off: it never stopped (train longer, or lower gate_threshold)"
+        elif seconds < 0.05:
+            end = ", nothing to hear: it stopped at once (train longer, or raise gate_threshold)"
         print(f"{path}.wav: {seconds:.1f} s{end}")
 
 

@@ -1,17 +1,57 @@
-# Sourced by demo.sh and test.sh, from the project's root: makes .venv and puts it first on the
-# PATH. PYTHON=python3.12 picks the interpreter. Installs again when requirements.txt changes.
+# Sourced from the project's root: source scripts/venv.sh [PACKAGE...]
+# Sets PYTHON to an interpreter that has requirements.txt and these packages of
+# requirements-dev.txt: the caller's python3 (or PYTHON=python3.12) if it has them all, else
+# .venv's. Makes .venv, and again when the requirements change. CI always uses .venv.
 PYTHON=${PYTHON:-python3}
-if ! cmp -s requirements.txt .venv/installed.txt; then
-    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
-        echo "error: $PYTHON is $("$PYTHON" --version 2>&1); set PYTHON to Python 3.10 or newer" >&2
-        exit 2
-    }
-    echo "== Installing into .venv (PyTorch is large: minutes on the first run)"
-    "$PYTHON" -m venv .venv || {
-        echo "error: $PYTHON cannot make .venv; install its venv package (Debian: python3-venv)" >&2
-        exit 2
-    }
-    .venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
-    cp requirements.txt .venv/installed.txt
+if [ -n "${CI:-}" ] || ! "$PYTHON" - "$@" <<'END'
+import sys
+
+try:
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+except ImportError:
+    sys.exit(1)
+
+
+def read(path):
+    lines = [line.partition("#")[0].strip() for line in open(path, encoding="utf-8")]
+    listed = [Requirement(line) for line in lines if line and not line.startswith("-")]
+    return {one.name: one for one in listed if not one.marker or one.marker.evaluate()}
+
+
+def is_met(requirement):
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return False
+    return requirement.specifier.contains(version, prereleases=True)
+
+
+needed, dev = read("requirements.txt"), read("requirements-dev.txt")
+needed.update({name: dev[name] for name in sys.argv[1:]})
+missing = [str(requirement) for requirement in needed.values() if not is_met(requirement)]
+if missing and is_met(Requirement("torch")):
+    print(
+        "note: using .venv: %s has PyTorch, but lacks %s; install what it lacks to use it instead"
+        % (sys.executable, ", ".join(missing)),
+        file=sys.stderr,
+    )
+sys.exit(bool(missing) or sys.version_info < (3, 10))
+END
+then
+    if ! cat requirements.txt requirements-dev.txt | cmp -s - .venv/installed.txt; then
+        "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
+            echo "error: $PYTHON is $("$PYTHON" --version 2>&1); set PYTHON to Python 3.10 or newer" >&2
+            exit 2
+        }
+        echo "== Installing into .venv (PyTorch is large: minutes on the first run)"
+        "$PYTHON" -m venv .venv || {
+            echo "error: $PYTHON cannot make .venv; install its venv package (Debian: python3-venv)" >&2
+            exit 2
+        }
+        .venv/bin/python -m pip install --disable-pip-version-check -r requirements-dev.txt
+        cat requirements.txt requirements-dev.txt > .venv/installed.txt
+    fi
+    PYTHON=.venv/bin/python
 fi
-export PATH="$PWD/.venv/bin:$PATH"

@@ -1,6 +1,7 @@
 """A tiny corpus of tones, a tiny model, and batches of noise."""
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +18,9 @@ from scripts.soak import MODEL
 hypothesis.settings.register_profile("untimed", deadline=None)
 if not os.environ.get("CI"):
     hypothesis.settings.load_profile("untimed")
+
+# Started by a shell in the background, programs ignore Ctrl-C, and so would those tested here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # DECODER=reference bash scripts/test.sh runs every test with another decoder.
 TINY = f"decoder={os.environ.get('DECODER', 'scan')},{MODEL},num_workers=0,"

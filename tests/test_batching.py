@@ -1,9 +1,14 @@
 """The laws of batching.py, over every strategy, fixed and dynamic, in order and randomised."""
 
+import inspect
 import re
+import shutil
+import subprocess
+import sys
 import warnings
 from fractions import Fraction
 from itertools import pairwise, product
+from types import SimpleNamespace
 
 import hypothesis
 import numpy as np
@@ -12,6 +17,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import batching
+import data_utils
+import train
 from batching import (
     STRATEGIES,
     BatchPlan,
@@ -20,6 +28,8 @@ from batching import (
     plan_batches,
     solve_randomness,
 )
+from hparams import HParams
+from scripts.plot_batching import ljspeech_lengths, subset
 
 law = hypothesis.settings(max_examples=150, deadline=None)
 
@@ -832,3 +842,120 @@ def test_the_length_of_the_sampler_is_that_of_the_epoch():
         counts.add(len(sampler))
         assert len(sampler) == len(list(sampler))
     assert len(counts) > 1, "dynamic batches differ in number from epoch to epoch"
+
+
+def test_the_sampler_shows_every_setting_of_a_plan_with_its_default():
+    ours, of_plan = (inspect.signature(f).parameters for f in (EpochBatchSampler, plan_batches))
+    assert list(ours)[:2] == ["lengths", "seed"] and set(ours) == set(of_plan) - {"epoch"}
+    for name, parameter in ours.items():
+        assert parameter.default == of_plan[name].default
+        assert parameter.annotation == of_plan[name].annotation
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("bucketsize", r"did you mean 'bucket_size'\?$"),
+        ("dynamic", r"did you mean 'dynamic_batch_size'\?$"),
+        ("batch_randomisation", r"did you mean 'batch_randomization'\?$"),
+        ("epoch", "use one of strategy, batch_size, .*, drop_last$"),
+    ],
+)
+def test_a_wrong_name_gets_the_nearest(name, hint):
+    with pytest.raises(TypeError, match=f"^EpochBatchSampler: unknown argument '{name}'; {hint}"):
+        EpochBatchSampler([4, 5], lrf=0.2, **{name: 1})
+
+
+def test_the_file_works_alone_with_numpy(tmp_path):
+    shutil.copy(batching.__file__, tmp_path)
+    code = (
+        "import sys; sys.modules['torch'] = None; import batching; "
+        "print(len(batching.EpochBatchSampler([3, 4, 5] * 16)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "") and int(done.stdout) == 3
+
+
+# Settings that do nothing
+
+
+def note(n: int, **settings: object) -> str:
+    """What is said of ``n`` clips of LJSpeech."""
+    hparams = HParams(**settings)
+    lengths = subset(ljspeech_lengths(hparams.hop_length), n, 0)
+    clips = [SimpleNamespace(n_frames=int(length)) for length in lengths]
+    return data_utils.batching_note(data_utils.training_sampler(clips, hparams), hparams)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("n", "settings", "what"),
+    [
+        (10_480, {"batching_strategy": "BKT", "batch_size": 4, "bucket_size": 2},
+         "BKT with bucket_size=2: no batch has more than 2 clips; "),
+        (300, {"batching_strategy": "BKT"},
+         "BKT with bucket_size=1024: all 300 clips are in one bucket, which is RAND; "),
+        (300, {"batching_strategy": "ATS"},
+         "ATS with n_bins=58: an epoch has only 19 batches, which makes it RAND, or nearly so; "),
+    ],
+)  # fmt: skip
+def test_a_setting_that_does_nothing_is_noted_with_a_value_that_pads_like_ssb(
+    n, settings, what, dynamic
+):
+    said = note(n, dynamic_batch_size=dynamic, lrf=0.2, **settings)
+    assert said.startswith(what)
+    assert said.endswith(" pads about as much as SSB with lrf=0.2")
+    assert ("dynamic_batch_size makes none larger" in said) == (dynamic and "bucket_size=2" in what)
+
+    name, value = re.search(r"(bucket_size|n_bins)=(\d+) pads", said).groups()
+    assert note(n, **{**settings, name: int(value)}) == ""
+    lengths, batch_size = subset(ljspeech_lengths(276), n, 0), settings.get("batch_size", 16)
+    fixed = {"dynamic_batch_size": False, "batch_size": batch_size}
+    strategy = settings["batching_strategy"]
+    ours, ssb, random = (
+        mean_zpr(lengths, *strategy, **fixed, **parameter)
+        for *strategy, parameter in (
+            (strategy, {name: int(value)}), ("SSB", {"lrf": 0.2}), ("RAND", {}),
+        )
+    )  # fmt: skip
+    assert ours <= ssb < 0.7 * random and ours > 0.3 * ssb
+
+
+def test_what_is_noted_is_so():
+    """Buckets and bins as in the notes: batches of 2, and RAND's padding."""
+    lengths = subset(ljspeech_lengths(276), 300, 0)
+    plan = plan_batches(lengths, "BKT", batch_size=4, bucket_size=2)
+    assert set(plan.sizes) == {2}
+    random = mean_zpr(lengths, "RAND")
+    for settings in ({"strategy": "BKT"}, {"strategy": "ATS"}):
+        assert mean_zpr(lengths, **settings) == pytest.approx(random, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("n", "settings"),
+    [
+        *((10_480, {"batching_strategy": strategy}) for strategy in STRATEGIES),
+        (300, {"batching_strategy": "SSB", "bucket_size": 2}),
+        (300, {"batching_strategy": "BKT", "bucket_edges": "uniform"}),
+        (300, {"batching_strategy": "BKT", "bucket_size": 16, "dynamic_batch_size": False}),
+        (16, {"batching_strategy": "ATS"}),
+    ],
+)
+def test_nothing_is_noted_of_settings_that_work(n, settings, monkeypatch):
+    monkeypatch.setattr(data_utils, "solve_randomness", None)  # nor searched for
+    assert note(n, **settings) == ""
+
+
+def test_so_few_clips_that_no_value_pads_like_ssb():
+    said = note(20, batching_strategy="BKT", lrf=0.0)
+    assert said.endswith("; with so few clips no value pads as little as SSB with lrf=0")
+
+
+def test_training_says_the_note_once(settings, tmp_path, monkeypatch, capsys):
+    settings += "batching_strategy=ATS,epochs=1"
+    arguments = ["train.py", "-o", str(tmp_path / "run"), "--hparams", settings]
+    monkeypatch.setattr(sys, "argv", arguments)
+    train.main()
+    assert capsys.readouterr().out.count("note: ATS with n_bins=58: an epoch has only ") == 1

@@ -1,6 +1,8 @@
-"""scripts/plot_batching.py and scripts/bench_batching.py: their numbers, files and messages."""
+"""plot_batching.py, bench_batching.py and bench_step.py's lengths: numbers, files, messages."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from batching import STRATEGIES, BatchStatistics, batch_statistics, plan_batches
-from scripts import plot_batching
+from hparams import HParams
+from scripts import bench_step, plot_batching
+from scripts.bench_batching import plain
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTHS = np.random.default_rng(7).integers(96, 870, 200)
@@ -99,7 +105,116 @@ def test_the_table_is_the_statistics_of_the_plans_and_the_figures_are_drawn(tmp_
 
     for name in ("figure1", "figure2", "figure3", "strategies"):
         assert (output / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert f"wrote {output / name}.png" in done.stdout
+        assert f"wrote {output / name}.png (" in done.stdout
+    what = "48 clips at random; batches of 4, LRF 0.2, buckets of 12, 4 bins"
+    assert f"wrote {output}/strategies.png ({what})\n" in done.stdout
+    assert f"{path}: 200 lengths, from column 1\n" in done.stdout
+
+
+def test_the_pictures_are_drawn_with_the_lrf_given_and_say_with_what(monkeypatch, tmp_path):
+    texts = {}
+
+    def savefig(figure: Figure, path: Path, **options: object) -> None:
+        texts[path.stem] = [text.get_text() for text in figure.findobj(Text)]
+
+    plans = []
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    monkeypatch.setattr(
+        plot_batching, "plan_batches", lambda *a, **b: plans.append(b) or plan_batches(*a, **b)
+    )
+    monkeypatch.setattr(sys, "argv", ["x", "--lrf", "0.37", "--output_dir", str(tmp_path)])
+    args = plot_batching.parse_args()
+    monkeypatch.setattr(plot_batching, "draw_parameters", lambda *_: None)
+    plot_batching.draw_all(LENGTHS, args)
+    used = [plan["lrf"] for plan in plans if plan["strategy"] == "SSB"]
+    assert used == [0.37] * 4
+    assert "48 clips at random; batches of 8, LRF 0.37" in texts["figure1"]
+    assert "48 clips at random; base batch size 8, LRF 0.37" in texts["figure3"]
+    what = "48 clips at random; batches of 4, LRF 0.37, buckets of 12, 4 bins"
+    assert {what, "SSB: semi-sorted, LRF 0.37"} <= set(texts["strategies"])
+
+
+@pytest.mark.parametrize("options", [(), ("--lrf", 0, "--batch_size", 60, "--paper")])
+def test_clips_of_one_length_are_drawn_without_a_warning(tmp_path, options):
+    path = write(tmp_path / "lengths.txt", "5\n" * 50)
+    done = run("plot_batching", path, "--seeds", 1, "--output_dir", tmp_path, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
+
+
+# LJSpeech's lengths
+
+
+def test_without_a_source_the_documented_table_comes_out(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["plot_batching.py", "--train_size", "10480", "--paper"])
+    args = plot_batching.parse_args()
+    lengths = plot_batching.get_lengths(args)
+    said = capsys.readouterr().out
+    assert said.startswith("no lengths given: these are LJSpeech's\n")
+    assert "frames of 256 samples become frames of 276: right to one frame\n" in said
+    assert len(lengths) == 13_100 and (min(lengths), max(lengths)) == (89, 807)
+    documented = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
+    rows = list(plot_batching.markdown(plot_batching.table(lengths, args), args))
+    rows += plot_batching.capacity_markdown(plot_batching.capacity_rows(lengths, args))
+    assert len(rows) == 12 + 5
+    assert [row for row in rows if row not in documented] == []
+
+
+def test_ljspeechs_lengths_are_of_the_hop_asked_for(get_lengths):
+    of_276, of_256 = get_lengths(), get_lengths("--hop_length", 256)
+    frames = np.loadtxt(plot_batching.LJSPEECH_LENGTHS, int, delimiter=",", skiprows=1)[:, 0]
+    assert of_256 == frames.tolist()
+    assert sum(of_276) == pytest.approx(sum(of_256) * 256 / 276, rel=1e-3)
+
+
+def test_the_snippet_of_the_filelists_gives_the_papers_numbers(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    snippet = (ROOT / "filelists" / "README.md").read_text(encoding="utf-8").split("```python")[1]
+    exec(snippet.split("```")[0], {})
+    printed = capsys.readouterr().out.splitlines()
+    paper = [
+        ("RAND", 32.02, 773.8),
+        ("SSB", 6.22, 556.2),
+        ("SB", 0.16, 526.4),
+        ("SSB", 6.62, 557.7),
+    ]
+    for line, (strategy, zpr, abl) in zip(printed, paper, strict=True):
+        assert line.startswith(f"{strategy} BatchStatistics(")
+        found = dict(re.findall(r"(\w+)=([0-9.]+)", line))
+        assert 100 * float(found["zpr"]) == pytest.approx(zpr, abs=0.3)
+        assert float(found["abl"]) == pytest.approx(abl, abs=4)
+
+
+def test_an_epoch_of_the_step_bench_is_ljspeechs_unless_another_is_named(monkeypatch, get_lengths):
+    def clips(*arguments: object) -> list[list[int]]:
+        monkeypatch.setattr(sys, "argv", ["bench_step.py", *map(str, arguments)])
+        args = bench_step.parse_args()
+        return [of_clips.tolist() for of_clips in bench_step.read_clips(args)]
+
+    frames, characters = clips("--epoch")
+    assert frames == get_lengths() and len(characters) == 13_100
+    assert 5 < sum(frames) / sum(characters) < 6  # 15 characters a second
+    file = plot_batching.LJSPEECH_LENGTHS.relative_to(ROOT)
+    monkeypatch.chdir(ROOT)
+    assert clips("--epoch", file, "--hop_from", 256, "--hop_to", 276) == [frames, characters]
+    assert clips("--epoch", "--hop_to", 512)[0] == get_lengths("--hop_length", 512)
+
+
+def test_git_ignores_the_lists_that_are_made_by_default_and_no_other(tmp_path):
+    made = [HParams.training_files, HParams.validation_files]
+    made += re.findall(r"filelists/\w+\.txt", (ROOT / "scripts" / "demo.sh").read_text())
+    others = ["filelists/mine.txt", "filelists/mine_train.txt", "filelists/ljspeech_lengths.csv"]
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    done = subprocess.run(
+        ["git", "check-ignore", *made, *others], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert len(set(made)) == 4 and set(done.stdout.splitlines()) == set(made)
+
+
+# Lengths from files
 
 
 def test_overshooting_batches_end_with_the_clip_that_exceeds_the_capacity():
@@ -118,22 +233,51 @@ def test_a_train_size_is_another_random_part_for_every_seed():
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments", "wanted"),
+    ("text", "arguments", "wanted", "column"),
     [
-        ("5\n7\n6\n", [], [5, 7, 6]),
-        ("n_frames\r\n5\r\n\r\n7\r\n", [], [5, 7]),
-        ("\ufeff5\n 7 \n", [], [5, 7]),
-        ("id,frames,letters\na-1,5,50\na-2,7,70\n", [], [5, 7]),
-        ("id,frames,letters\na-1,5,50\na-2,7,70\n", ["--column", "letters"], [50, 70]),
-        ("a-1,5\na-2,7\n", [], [5, 7]),
-        ("1.5,5\n2,7\n", [], [5, 7]),
-        ('name,frames\n"a, b",5\n', [], [5]),
+        ("5\n7\n6\n", [], [5, 7, 6], "1"),
+        ("n_frames\r\n5\r\n\r\n7\r\n", [], [5, 7], "'n_frames'"),
+        ("\ufeff5\n 7 \n", [], [5, 7], "1"),
+        ("id,frames,letters\na-1,5,50\na-2,7,70\n", [], [5, 7], "'frames'"),
+        ("id,frames,letters\na-1,5,50\na,7,7\n", ["--column", "letters"], [50, 7], "'letters'"),
+        ("a-1,5\na-2,7\n", [], [5, 7], "2"),
+        ('name,frames\n"a, b",5\n', [], [5], "'frames'"),
+        ("id,frames\n1,750\n2,471\n", [], [750, 471], "'frames'"),
+        ("id,Mel_Frames_hop256,n\n1,750,9\n2,471,8\n", [], [750, 471], "'Mel_Frames_hop256'"),
+        ("id,frames,length_s\n1,750,8.5\n2,471,5.5\n", [], [750, 471], "'frames'"),
+        ("id,n\na,750\nb,471\n", [], [750, 471], "'n'"),
+        ("id,n\n1,750\n2,471\n", ["--column", "n"], [750, 471], "'n'"),
     ],
 )
-def test_lengths_come_from_the_first_column_of_whole_numbers(
-    get_lengths, tmp_path, text, arguments, wanted
+def test_lengths_come_from_the_column_named_for_them_or_the_only_one_and_it_is_said(
+    get_lengths, tmp_path, capsys, text, arguments, wanted, column
 ):
-    assert get_lengths(write(tmp_path / "lengths.csv", text), *arguments) == wanted
+    path = write(tmp_path / "lengths.csv", text)
+    assert get_lengths(path, *arguments) == wanted
+    assert capsys.readouterr().out == f"{path}: {len(wanted)} lengths, from column {column}\n"
+
+
+def test_every_wrong_line_is_named(tmp_path):
+    text = 'id,frames\n1,5\n2,six\n3\n4,0\n\n"a\nb",7.5\n6,7,8\n7,9\n'
+    path = write(tmp_path / "lengths.csv", text)
+    with pytest.raises(plot_batching.UserError) as caught:
+        plot_batching.read_lengths(path)
+    assert str(caught.value).splitlines() == [
+        f"{path}:3: 'six' is not a whole number; give a length",
+        f"{path}:4: has 1 columns, and the first line 2; mend or quote it",
+        f"{path}:5: length 0; use 1 to 1000000000000, or leave it out",
+        f"{path}:7: '7.5' is not a whole number; give a length",
+        f"{path}:9: has 3 columns, and the first line 2; mend or quote it",
+    ]
+
+
+def test_of_many_wrong_lines_twenty_are_named_and_all_are_counted(tmp_path):
+    path = write(tmp_path / "lengths.txt", "5\n" + "x\n" * 2000)
+    with pytest.raises(plot_batching.UserError) as caught:
+        plot_batching.read_lengths(path)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 21 and lines[19].startswith(f"{path}:21: ")
+    assert lines[20] == f"{path}: 2,000 of 2,001 lines are wrong"
 
 
 def test_frames_of_one_hop_become_frames_of_another(get_lengths, tmp_path):
@@ -160,12 +304,6 @@ def test_lengths_of_a_corpus_and_of_filelists_are_their_frames(get_lengths, tmp_
     assert get_lengths(*both, "--hop_length", 256) == [118, 87, 87]
 
 
-def test_without_a_source_lengths_are_drawn(get_lengths, capsys):
-    lengths = get_lengths()
-    assert len(lengths) == 13_100 and min(lengths) >= 96 and max(lengths) <= 870
-    assert "no lengths given" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
@@ -173,7 +311,37 @@ def test_without_a_source_lengths_are_drawn(get_lengths, capsys):
         ("n_frames\n", [], "{path}: has no lengths; give one whole number a line"),
         ("5\nsix\n7\n", [], "{path}:2: 'six' is not a whole number; give a length"),
         ("5\n\n7.5\n", [], "{path}:3: '7.5' is not a whole number; give a length"),
-        ("id,n\na,5\nb\n", [], "{path}:3: '' is not a whole number; give a length"),
+        ("7.5\n5\n6\n", [], "{path}:1: '7.5' is not a whole number; give a length"),
+        ("-\n5\n6.\n", [], "{path}:3: '6.' is not a whole number; give a length"),
+        (
+            "5\n" + 5000 * "9" + "\n",
+            [],
+            "{path}:2: '" + 5000 * "9" + "' is not a whole number; give a length",
+        ),
+        ("id,n\na,5\nb,\n", [], "{path}:3: '' is not a whole number; give a length"),
+        (
+            "id,n\n1,5\n2,6\n",
+            [],
+            "{path}: lengths may be in any of the columns id, n; give --column",
+        ),
+        (
+            "id,frames,n_samples\n1,5,9\n",
+            [],
+            "{path}: lengths may be in any of the columns frames, n_samples; give --column",
+        ),
+        (
+            "1,5\n2,6\n",
+            [],
+            "{path}: lengths may be in any of the columns 1, 2; put a line of "
+            "names above, and give --column",
+        ),
+        (
+            "5,000\n7,100\n",
+            [],
+            "{path}: lengths may be in any of the columns 1, 2; put a line of "
+            "names above, and give --column",
+        ),
+        ("id,text\na,b\n", [], "{path}: has no column of whole numbers; give one length a line"),
         ("5\n0\n", [], "{path}:2: length 0; use 1 to 1000000000000, or leave it out"),
         ("5\n-7\n", [], "{path}:2: length -7; use 1 to 1000000000000, or leave it out"),
         (
@@ -258,11 +426,8 @@ def test_the_bench_times_every_strategy_beside_the_reference(tmp_path):
         assert f"| {row['n_lengths']} | {row['batching']} |" in done.stdout
 
 
-def test_the_reference_batches_as_the_plans_do(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    from scripts.bench_batching import plain
-
-    lengths = plot_batching.ljspeech_like_lengths(3000)
+def test_the_reference_batches_as_the_plans_do():
+    lengths = plot_batching.ljspeech_lengths(276)[:3000]
     for dynamic in (False, True):
         batches = plain(lengths, dynamic, seed=1)
         assert sorted(i for batch in batches for i in batch) == list(range(3000))

@@ -1,7 +1,11 @@
 import dataclasses
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import hypothesis
 import librosa
@@ -13,9 +17,12 @@ from conftest import write_tone
 from hypothesis import strategies as st
 
 import data_utils
+import train
 from data_utils import MelDataset, collate, load_clips, make_loader, open_mels
 from hparams import UserError, create_hparams
 from layers import MelSpectrogram, griffin_lim
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def speech_like(n_samples: int = 30_000) -> np.ndarray:
@@ -73,6 +80,28 @@ def test_griffin_lim_gives_the_mel_back():
     assert (again - mel[:, : again.size(1)]).abs().mean() < 0.3
 
 
+def test_griffin_lim_takes_little_memory_where_memory_is_kept():
+    """10 seconds of sound, in a process that trains: less than 300 MB."""
+    program = """
+import torch
+from device import keep_memory, peak_memory
+from hparams import create_hparams
+from layers import griffin_lim
+
+keep_memory()
+hparams = create_hparams()
+mel = torch.randn(80, 10 * hparams.sampling_rate // hparams.hop_length) - 4
+griffin_lim(mel[:, :10], hparams)  # imports what it needs
+before = peak_memory(torch.device("cpu"))
+griffin_lim(mel, hparams)
+print(1024 * (peak_memory(torch.device("cpu")) - before))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert float(result.stdout) < 300
+
+
 # Filelists and clips
 
 
@@ -111,7 +140,7 @@ def write_bad_clips(corpus) -> None:
     ("line", "message"),
     [
         ("0.wav", "list.txt:1: '0.wav' is not path|text; write a path, one |, and the text"),
-        ("0.wav|a|b", "list.txt:1: '0.wav|a|b' is not path|text"),
+        ("0.wav|a|b|c", "list.txt:1: '0.wav|a|b|c' is not path|text"),
         ("0.wav|ok\n\nno\n", "list.txt:3: 'no' is not path|text"),
         (b"0.wav|ok\n1.wav|caf\xe9", "list.txt:2: byte 0xe9 is not UTF-8; save as UTF-8"),
         ("99.wav|ok", "99.wav: no such file; mend its line, or set data_dir"),
@@ -218,6 +247,29 @@ def test_characters_that_vanish_are_reported_once(settings, capsys):
     ]
 
 
+def test_a_third_field_is_noted_once_a_list(corpus, settings, capsys):
+    lines = "0.wav|one|LJ\n\n1.wav|two\n2.wav|three | LJ \n"
+    assert [clip.text for clip in clips_of(corpus, settings, lines)] == ["one", "two", "three"]
+    assert capsys.readouterr().out == (
+        f"note: {corpus}/list.txt:1: the third field, 'LJ', is not used (as in 2 of 3 lines)\n"
+    )
+
+
+def test_a_list_that_is_named_twice_is_refused(corpus, settings):
+    for names in ("train.txt+{0}/train.txt", "train.txt+{0}/val.txt+{0}/../{1}/val.txt"):
+        names = f"{corpus}/{names}".format(corpus, corpus.name)
+        with pytest.raises(UserError, match=r"filelist '.*': is named twice in .*; keep one"):
+            load_clips(names, create_hparams(settings))
+
+
+def test_a_space_for_the_comma_is_named():
+    message = "--hparams: 'data_dir=x training_files=y': put a comma before 'training_files='"
+    with pytest.raises(UserError, match=message):
+        create_hparams("seed=1,data_dir=x training_files=y,epochs=2")
+    assert create_hparams("data_dir='x seed=y'").data_dir == "x seed=y"
+    assert create_hparams("data_dir=x y=z").data_dir == "x y=z"
+
+
 # The whole data in one report
 
 
@@ -269,6 +321,23 @@ def test_a_capacity_in_seconds_that_is_too_small_names_one_in_seconds(corpus, se
         "train.txt:8: 7.wav has 40 frames, above the batch capacity of 38; "
         "set batch_capacity_seconds=0.51 or more, or remove the line"
     ]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "more"), [(0.48, "1 more clip is"), (0.2, "6 more clips are")]
+)
+def test_a_capacity_that_is_too_small_for_many_is_one_line(corpus, settings, capacity, more):
+    """With the value that serves all of them."""
+    tone = (corpus / "7.wav").read_bytes()
+    (corpus / "8th.wav").write_bytes(tone)
+    with open(corpus / "train.txt", "a") as file:
+        file.write("8th.wav|as long\n")
+    assert report(settings + f"batch_capacity_seconds={capacity}") == [
+        "train.txt:8: 7.wav has 40 frames, above the batch capacity of "
+        f"{int(capacity * 22050 / 276)}, and {more}; "
+        "set batch_capacity_seconds=0.51 or more, or remove the lines"
+    ]
+    data_utils.load_data(create_hparams(settings + "batch_capacity_seconds=0.51"))
 
 
 def test_a_folder_that_has_none_of_the_clips_is_one_line(corpus, settings, tmp_path):
@@ -479,6 +548,114 @@ def test_the_cache_is_used_until_anything_it_depends_on_changes(corpus, settings
     clips = load_clips(hparams.training_files, hparams)
     open_mels(clips, hparams)
     assert len(cache_files(corpus)) == 3 and first in cache_files(corpus)
+
+
+def test_only_clips_that_are_missing_are_computed(corpus, settings, monkeypatch):
+    hparams = create_hparams(settings)
+    clips = load_clips(hparams.training_files, hparams)
+    fresh = open_mels(clips, create_hparams(settings + "cache_mels=False"))
+    expected = [fresh(clip) for clip in clips]
+    computed = []
+
+    def run(jobs, what):
+        computed.append([clip.path for clip in jobs.clips])
+        return real_run(jobs, what)
+
+    real_run = data_utils._run
+    monkeypatch.setattr(data_utils, "_run", run)
+    for some, missing in ((clips[1:5], clips[1:5]), (clips[2:4], []), (clips[:4], clips[:1]),
+                          (clips, clips[5:]), (clips[4:], [])):  # fmt: skip
+        computed.clear()
+        mels = open_mels(some, hparams)
+        assert computed == [sorted(clip.path for clip in missing)] * bool(missing)
+        for clip, mel in zip(clips, expected, strict=True):
+            if clip in some:
+                np.testing.assert_array_equal(mels(clip), mel)
+    frames = sum(clip.n_frames for clip in clips)
+    assert sum(path.stat().st_size for path in corpus.glob("cache/*")) < 40 * frames + 3000
+
+
+def test_clips_that_are_cached_were_checked(corpus, settings, monkeypatch):
+    """With on_bad_clip=skip the samples of the others alone are read again."""
+    write_bad_clips(corpus)
+    many_clips(corpus, {7: "silent.wav"})
+    hparams = create_hparams(settings + "on_bad_clip=skip")
+    train, val = data_utils.load_data(hparams)
+    open_mels([*train, *val], hparams)
+    read = []
+    monkeypatch.setattr(data_utils, "_run", lambda jobs, _: read.extend(jobs.clips) or ["silent"])
+    assert data_utils.load_data(hparams) == (train, val)
+    assert [clip.path for clip in read] == [f"{corpus}/silent.wav"]
+
+
+def open_in_process(clips, hparams) -> None:
+    for clip, mel in ((clip, open_mels(clips, hparams)(clip)) for clip in clips):
+        assert mel.shape == (clip.n_frames, 10)
+
+
+def test_two_runs_at_once_compute_each_clip_once(corpus, settings):
+    hparams = create_hparams(settings)
+    clips = [*load_clips(f"{corpus}/train.txt+{corpus}/val.txt", hparams)]
+    processes = [
+        multiprocessing.Process(target=open_in_process, args=(some, hparams))
+        for some in (clips[:8], clips[4:], clips)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    frames = sum(clip.n_frames for clip in clips)
+    assert sum(path.stat().st_size for path in corpus.glob("cache/*")) < 40 * frames + 3000
+
+
+def test_what_a_cache_costs_and_which_files_are_stale(corpus, settings, monkeypatch, capsys):
+    (corpus / "cache").mkdir()
+    for name in ("0123456789abcdef.f32", "0123456789abcdef.f32.part", "mine.f32"):
+        (corpus / "cache" / name).write_bytes(bytes(100_000))
+    hparams = create_hparams(settings)
+    clips = load_clips(f"{corpus}/train.txt+{corpus}/val.txt", hparams)
+    for some, change in ((clips[3:8], ""), (clips[:2], "mel_fmax=7000")):
+        open_mels(some, create_hparams(settings + change))
+    stale = max(corpus.glob("cache/*.mels"), key=lambda path: path.stat().st_mtime_ns)
+    arguments = ["train.py", "-o", str(corpus / "run"), "--hparams", settings + "epochs=1"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    before = {path: path.read_bytes() for path in corpus.glob("cache/*")}
+    train.main()
+    (line,) = (
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("mel cache")
+    )
+    used = set(corpus.glob("cache/*.mels")) - {stale}
+    frames = sum(clip.n_frames for clip in clips)
+    assert len(used) == 2 and line == (
+        f"mel cache {corpus}/cache: {sum(p.stat().st_size for p in used) / 1e6:.1f} MB, "
+        f"{40 * frames / 1e6:.1f} MB of it for this run; 0.2 MB more are stale, delete them if no "
+        f"other run reads them: 0123456789abcdef.f32, 0123456789abcdef.f32.part, {stale.name}"
+    )
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_ctrl_c_while_mels_are_computed_ends_in_one_line(corpus, settings):
+    """It reaches every process of the group, as a terminal sends it; none is left."""
+    tone = (corpus / "7.wav").read_bytes()
+    lines = [f"many{i}.wav|tone\n" for i in range(4000)]
+    for i in range(4000):
+        (corpus / f"many{i}.wav").write_bytes(tone)
+    (corpus / "train.txt").write_text("".join(lines))
+    process = subprocess.Popen(
+        [sys.executable, "train.py", "-o", corpus / "run", "--hparams", settings],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    part = corpus / "cache" / "unfinished.part"
+    while not (part.exists() and part.stat().st_size):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate()[1] == "interrupted\n" and process.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert not list(corpus.glob("cache/*"))
 
 
 @pytest.mark.parametrize("content", [b"", b"damaged", "cut", "other type"])

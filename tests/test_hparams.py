@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hparams import HParams, UserError, create_hparams
+from hparams import NVIDIA_ONLY, HParams, UserError, create_hparams
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -128,3 +128,9 @@ def _as_typed(default: str) -> str:
     if default.startswith("("):
         return f"[{default.strip('(,)')}]".replace('"', "")
     return default.strip('"') or " "
+
+
+@pytest.mark.parametrize("name", NVIDIA_ONLY)
+def test_a_setting_of_nvidias_alone_gets_a_sentence(name):
+    with pytest.raises(UserError, match=rf"unknown setting '{name}'; NVIDIA's has it; \w+"):
+        create_hparams(f"{name}=1")

@@ -2,12 +2,15 @@
 
 import importlib.util
 import json
+import os
 import random
 import re
 import resource
+import signal
 import string
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +120,35 @@ def test_second_run_changes_nothing(corpus: Path) -> None:
     done = run(corpus, "--clips", 70, "--duration_scale", 0.4)
     assert done.returncode == 0 and "already there, 70 clips" in done.stdout
     assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*")} == before
+
+
+def test_two_at_once_do_not_break_each_other(corpus: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "b"
+    arguments = [folder, "--clips", 70, "--duration_scale", 0.4]
+    command = [sys.executable, SCRIPT, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        deadline = time.monotonic() + 60
+        while not (folder / "corpus.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        first.send_signal(signal.SIGSTOP)  # so that it cannot end meanwhile
+        try:
+            line = refused(*arguments)
+            assert line.startswith(f"error: {folder}: being made by process {first.pid}; wait for")
+        finally:
+            first.send_signal(signal.SIGCONT)
+        assert "made, 70 clips" in first.communicate(timeout=60)[0]
+    assert contents(folder) == contents(corpus)
+
+
+def test_what_a_killed_run_leaves_does_not_hold_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    with pytest.raises(KeyboardInterrupt), demo.held(folder):
+        assert (folder / "lock").read_text() == str(os.getpid())
+        raise KeyboardInterrupt
+    assert contents(folder) == {}
+    (folder / "lock").write_text("12345")
+    with demo.held(folder):
+        assert (folder / "lock").read_text() == str(os.getpid())
 
 
 def test_given_transcripts_are_spoken(tmp_path: Path) -> None:

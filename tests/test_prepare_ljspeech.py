@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from data_utils import load_clips
 from hparams import HParams, UserError, create_hparams
+from layers import MelSpectrogram
 from scripts import prepare_ljspeech as prepare
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -412,7 +414,8 @@ def test_columns_byte_order_mark_and_line_ends(tmp_path):
         (["--corpus", "c", "--name", "a+b"], r"--name a\+b: use letters"),
         (["--corpus", "c", "--filelists_dir", "a+b"], r"--filelists_dir a\+b: \+ joins"),
         (["--corpus", "c", "--train_fraction", "1"], "--train_fraction 1.0: use a value"),
-        (["--corpus", "c", "--sampling_rate", "0"], "--sampling_rate 0: use a value"),
+        (["--corpus", "c", "--sampling_rate", "0"], "--sampling_rate 0: use 4000 to 192000"),
+        (["--corpus", "c", "--sampling_rate", "9" * 400], "--sampling_rate 9+: use 4000 to"),
         (["--corpus", "nowhere"], "nowhere/metadata.csv: no such file"),
         (["--archive", "nowhere.tar.bz2"], "--archive nowhere.tar.bz2: no such file"),
     ],
@@ -434,6 +437,97 @@ def test_one_clip_cannot_be_split(tmp_path):
     corpus = make_corpus(tmp_path / "c", 1)
     with pytest.raises(UserError, match=r"metadata\.csv: 1 clips; a split needs at least 2"):
         prepare.main(["--corpus", str(corpus), "--filelists_dir", str(tmp_path)])
+
+
+def test_a_header_line_is_guessed(tmp_path, corpus):
+    copy = Path(shutil.copytree(corpus, tmp_path / "c"))
+    for header in ("ID|text", "file|transcript|normalised transcript"):
+        text = (corpus / "metadata.csv").read_text(encoding="utf-8")
+        (copy / "metadata.csv").write_text(f"{header}\n{text}", encoding="utf-8")
+        with pytest.raises(UserError) as error:
+            prepare.read_corpus(copy, HParams())
+        _, *problems = str(error.value).splitlines()
+        name = header.split("|")[0]
+        assert problems == [
+            f"  {copy}/metadata.csv:1: looks like a header, since wavs/{name}.wav is missing; "
+            "remove the line, or add the clip"
+        ]
+
+
+def test_ids_that_end_in_wav_are_guessed(tmp_path, corpus):
+    copy = Path(shutil.copytree(corpus, tmp_path / "c"))
+    (copy / "metadata.csv").write_text("C-0.wav|zero\nC-1|one\nC-2.wav|two\nC-99.wav|missing\n")
+    with pytest.raises(UserError) as error:
+        prepare.read_corpus(copy, HParams())
+    _, *problems = str(error.value).splitlines()
+    assert problems == [
+        f"  {copy}/metadata.csv:1: ID C-0.wav; leave out .wav",
+        f"  {copy}/metadata.csv:3: ID C-2.wav; leave out .wav",
+        f"  {copy}/wavs/C-99.wav.wav: missing; extract the corpus again, or drop its line of "
+        "metadata.csv",
+    ]
+
+
+def test_a_brace_that_is_never_closed_is_named_with_its_line(tmp_path, corpus):
+    copy = Path(shutil.copytree(corpus, tmp_path / "c"))
+    (copy / "metadata.csv").write_text("C-0|zero\nC-1|say {HH AY1\n")
+    with pytest.raises(UserError) as error:
+        prepare.read_corpus(copy, HParams())
+    what = (
+        "'{HH AY1' at character 5 of the text: this brace is never closed; add }, or leave it out"
+    )
+    assert str(error.value).splitlines()[1:] == [f"  {copy}/metadata.csv:2: {what}"]
+    (copy / "list.txt").write_text("wavs/C-0.wav|zero\nwavs/C-1.wav|say {HH AY1\n")
+    with pytest.raises(UserError) as error:
+        load_clips(str(copy / "list.txt"), HParams(data_dir=str(copy)))
+    assert str(error.value) == f"{copy}/list.txt:2: {what}"
+
+
+# ---- Another rate
+
+
+@pytest.mark.parametrize(
+    ("rate", "hop", "window", "fft", "highest"),
+    [
+        (22050, 276, 1102, 2048, 8000),
+        (16000, 200, 800, 1024, 8000),
+        (8000, 100, 400, 512, 4000),
+        (44100, 551, 2205, 4096, 8000),
+        (48000, 600, 2400, 4096, 8000),
+    ],
+)
+def test_the_command_names_all_that_follows_from_the_rate(
+    rate, hop, window, fft, highest, tmp_path, capsys
+):
+    (tmp_path / "c" / "wavs").mkdir(parents=True)
+    for i in range(2):
+        write_clip(tmp_path / "c" / "wavs" / f"{i}.wav", rate=rate, samples=rate)
+    (tmp_path / "c" / "metadata.csv").write_text("0|zero\n1|one\n")
+    prepare.main(["--corpus", "c", "--sampling_rate", str(rate), "--name", "mine"])
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])[-1]
+    hparams = create_hparams(command)
+    assert hparams.sampling_rate == rate
+    assert (hparams.hop_length, hparams.win_length, hparams.filter_length) == (hop, window, fft)
+    assert hparams.mel_fmax == highest
+    assert ("hop_length" in command) == (rate != 22050)
+    clips = load_clips(hparams.training_files, hparams)
+    assert clips[0].n_frames == rate // hop + 1
+
+
+@pytest.mark.parametrize("rate", [4000, 5120, 11025, 24000, 96000])
+def test_at_every_rate_no_mel_band_is_empty(rate):
+    hparams = HParams(**prepare.audio_settings(rate))
+    assert (MelSpectrogram(hparams).mel_basis.sum(1) > 0).all()
+
+
+def test_a_clip_is_checked_against_the_window_of_its_rate(tmp_path):
+    corpus = make_corpus(tmp_path / "c", 3)
+    for i, samples in enumerate((800, 799, 8000)):
+        write_clip(corpus / "wavs" / f"C-{i}.wav", rate=16000, samples=samples)
+    with pytest.raises(UserError) as error:
+        prepare.main(["--corpus", str(corpus), "--sampling_rate", "16000"])
+    (problem,) = str(error.value).splitlines()[1:]
+    assert "C-1.wav: 799 samples, too short for a mel" in problem
 
 
 # ---- Splitting
@@ -470,6 +564,38 @@ def test_the_lists_are_the_same_every_time(tmp_path, corpus):
     assert [p.name for p in sorted(tmp_path.glob("a/*"))] == ["mine_train.txt", "mine_val.txt"]
     for path in tmp_path.glob("a/*"):
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+def test_another_split_does_not_replace_lists(tmp_path, corpus, capsys, monkeypatch):
+    args = ["--corpus", str(corpus), "--filelists_dir", str(tmp_path)]
+    prepare.main(args)
+    train, val = tmp_path / "ljspeech_train.txt", tmp_path / "ljspeech_val.txt"
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (train, val)}
+
+    capsys.readouterr()
+    prepare.main(args)
+    assert capsys.readouterr().out.startswith(
+        f"{train}: 8 clips, already there\n{val}: 2 clips, already there\n"
+    )
+    with monkeypatch.context() as patch, pytest.raises(UserError) as error:
+        patch.setattr(prepare, "clip_problem", None)  # refused before clips are checked
+        prepare.main([*args, "--train_fraction", "0.6"])
+    assert str(error.value) == (
+        f"{train}: exists and lists 8 clips, this call 6 (6 lines are in both); give another "
+        "--name, or delete the file"
+    )
+    with pytest.raises(UserError, match=rf"^{train}: exists and lists 8 clips, this call 8 \("):
+        prepare.main([*args, "--seed", "1"])
+    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (train, val)}
+
+    train.unlink()  # as a run leaves it that was killed between the two, or by hand
+    with pytest.raises(UserError, match=rf"^{val}: exists and lists 2 clips, this call 4 "):
+        prepare.main([*args, "--train_fraction", "0.6"])
+    assert not train.exists()
+    prepare.main(args)
+    assert train.read_bytes() == before[train][0]
+    prepare.main([*args, "--train_fraction", "0.6", "--name", "other"])
+    assert len(lines_of(tmp_path / "other_train.txt")) == 6
 
 
 def test_the_train_command_names_only_what_is_not_the_default():

@@ -9,7 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ import train
 import trainer
 from checkpoint import checkpoints, load_checkpoint, load_newest
 from hparams import UserError, create_hparams
+from logger import RunLogger
 from loss_function import Tacotron2Loss
 from scripts import find_batch_capacity, soak
 
@@ -40,8 +43,10 @@ def run(monkeypatch, output: Path, settings: str, *options: str) -> int:
     return 0
 
 
-def start(output: Path, settings: str, *options: str, **process_options) -> subprocess.Popen:
-    command = [sys.executable, "train.py", "-o", output, "--resume", "--hparams", settings]
+def start(
+    output: Path, settings: str, *options: str, program=("train.py",), **process_options
+) -> subprocess.Popen:
+    command = [sys.executable, *program, "-o", output, "--resume", "--hparams", settings]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*command, *options], cwd=ROOT, **pipes, **process_options)
 
@@ -183,16 +188,17 @@ def test_checkpoints_by_minutes_and_epochs_and_the_last_k(tmp_path, settings, mo
     save = trainer.save_checkpoint
     monkeypatch.setattr(trainer, "save_checkpoint", lambda p, s: saved.append(p.name) or save(p, s))
     run(monkeypatch, tmp_path / "epochs", settings + "epochs_per_checkpoint=2")
-    assert saved == ["checkpoint_00000006.pt", "checkpoint_best.pt"]
+    first = "checkpoint_00000000.pt"
+    assert saved == [first, "checkpoint_00000006.pt", "checkpoint_best.pt"]
     saved.clear()
     minutes = "epochs_per_checkpoint=9,checkpoint_minutes="
     run(monkeypatch, tmp_path / "minutes", settings + f"keep_checkpoints=3,{minutes}1e-9")
     names = [f"checkpoint_{step:08d}.pt" for step in (1, 2, 4, 5, 7, 8, 10, 11, 12)]
-    assert saved == [*names[:-1], "checkpoint_best.pt"]
+    assert saved == [first, *names[:-1], "checkpoint_best.pt"]
     assert [path.name for path in checkpoints(tmp_path / "minutes")] == names[:-4:-1]
     saved.clear()
     run(monkeypatch, tmp_path / "never", settings + minutes + "0")
-    assert saved == ["checkpoint_best.pt"]
+    assert saved == [first, "checkpoint_best.pt"]
 
 
 def test_killed_between_the_best_checkpoint_and_the_newest_the_best_stays(
@@ -209,7 +215,7 @@ def test_killed_between_the_best_checkpoint_and_the_newest_the_best_stays(
         patch.setattr(trainer, "link", die)
         with pytest.raises(KeyboardInterrupt):
             run(patch, tmp_path / "broken", settings)
-    assert not checkpoints(tmp_path / "broken")
+    assert checkpoints(tmp_path / "broken") == [tmp_path / "broken" / "checkpoint_00000000.pt"]
     run(monkeypatch, tmp_path / "broken", settings, "--resume")
     soak.assert_same_run(tmp_path / "whole", tmp_path / "broken")
     best = [load_checkpoint(tmp_path / n / "checkpoint_best.pt") for n in ("whole", "broken")]
@@ -282,12 +288,70 @@ def test_another_preset_is_another_run(tmp_path, settings, monkeypatch):
     assert run(monkeypatch, tmp_path / "run", "epochs=2", "--resume", "--preset", "paper") == 0
 
 
+def killed_by(what: str) -> Callable[..., None]:
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt  # which nothing here handles
+
+    return kill
+
+
+@pytest.mark.parametrize("moment", ["try_batches", "step"])
+@pytest.mark.parametrize("by_checkpoint", [False, True])
+def test_killed_before_its_first_checkpoint_it_is_resumed_with_its_settings(
+    tmp_path, settings, monkeypatch, capsys, moment, by_checkpoint
+):
+    """By --resume alone; begun by -c, with the weights of that too."""
+    options = ()
+    if by_checkpoint:
+        run(monkeypatch, tmp_path / "first", settings + "epochs=1,seed=7")
+        options = "-c", str(checkpoints(tmp_path / "first")[0])
+    settings += "epochs=2,lrf=0.5,seed=7"
+    run(monkeypatch, tmp_path / "whole", settings, *options)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer.Run, moment, killed_by(moment))
+        run(patch, tmp_path / "broken", settings, *options)
+    run(monkeypatch, tmp_path / "broken", "", "--resume")
+    soak.assert_same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_killed_before_it_began_there_is_nothing_to_resume(tmp_path, settings, monkeypatch, capsys):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train, "open_mels", killed_by("open_mels"))
+        run(patch, tmp_path / "run", settings)
+    with pytest.raises(UserError, match="run: holds no run to resume, or one that was stopped bef"):
+        run(monkeypatch, tmp_path / "run", "", "--resume")
+    run(monkeypatch, tmp_path / "run", settings + "epochs=1", "--resume")  # as a script calls it
+    assert f"{tmp_path}/run: holds no run yet; starting one\n" in capsys.readouterr().out
+
+
+def test_a_run_of_an_older_version_is_resumed(tmp_path, corpus, settings, monkeypatch):
+    """tests/old_run was trained by the version before settings were added; and settings that are
+    missing in a checkpoint are those of the defaults."""
+    run(monkeypatch, tmp_path / "now", settings + "epochs=2")
+    shutil.copytree(ROOT / "tests" / "old_run", tmp_path / "old")
+    (path,) = checkpoints(tmp_path / "old")
+    state = load_checkpoint(path)
+    for name in ("lrf", "precision", "checkpoint_minutes"):
+        del state["hparams"][name]
+    torch.save(state, path)
+    change = re.search(rf"data_dir={corpus},.*cache,", settings)[0] + "epochs=2"
+    assert run(monkeypatch, tmp_path / "old", change, "--resume") == 0
+    soaked = [load_newest(tmp_path / name)[1] for name in ("now", "old")]
+    assert soaked[0]["progress"]["step"] == soaked[1]["progress"]["step"]
+    losses = [[line["loss"] for line in records(tmp_path / n, "step")] for n in ("now", "old")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)  # other machines round otherwise
+    state["hparams"]["of_the_future"] = 1
+    torch.save(state, tmp_path / "future.pt")
+    with pytest.raises(UserError, match=r"no settings that this version knows .*of_the_future"):
+        run(monkeypatch, tmp_path / "future", "epochs=2", "-c", str(tmp_path / "future.pt"))
+
+
 @pytest.mark.parametrize("missing", ["progress", "optimizer"])
 def test_a_checkpoint_of_another_version_is_refused_or_said(
     tmp_path, settings, monkeypatch, capsys, missing
 ):
     run(monkeypatch, tmp_path / "run", settings + "epochs=1")
-    (path,) = checkpoints(tmp_path / "run")
+    path = checkpoints(tmp_path / "run")[0]
     state = load_checkpoint(path)
     state["progress"]["of_the_future"] = 1
     torch.save(state, tmp_path / "future.pt")
@@ -299,7 +363,8 @@ def test_a_checkpoint_of_another_version_is_refused_or_said(
     with pytest.raises(UserError, match=f"has no {missing}; start from its weights by -c"):
         run(monkeypatch, tmp_path / "run", "epochs=2", "--resume")
     assert run(monkeypatch, tmp_path / "three", settings + "epochs=1", "-c", str(path)) == 0
-    assert f"note: {path}: has weights alone" in capsys.readouterr().out
+    note = f"note: {path}: has weights but no training state; starting at epoch 0"
+    assert note in capsys.readouterr().out
 
 
 def test_a_validation_that_is_not_finite_is_said(tmp_path, settings, monkeypatch, capsys):
@@ -311,12 +376,120 @@ def test_a_validation_that_is_not_finite_is_said(tmp_path, settings, monkeypatch
     monkeypatch.setattr(train, "Tacotron2Loss", Broken)
     validate = trainer.validate
 
-    def validate_with(model, loader, loss_function, stop):
-        return validate(model, loader, loss_function.eval(), stop)
+    def validate_with(model, loader, loss_function, *args):
+        return validate(model, loader, loss_function.eval(), *args)
 
     monkeypatch.setattr(trainer, "validate", validate_with)
     run(monkeypatch, tmp_path / "run", settings + "epochs=1")
     assert re.search(r"warning: validation loss nan in \S+val\.txt:\d, ", capsys.readouterr().out)
+
+
+# Ends
+
+SCRIPT = """
+import os, signal, sys, threading, time
+import data_utils, train, trainer
+from hparams import exit_on_user_error
+
+kept = []  # exceptions, as some libraries keep them
+
+def keep(*_):
+    try:
+        raise RuntimeError("of a library")
+    except RuntimeError as error:
+        kept.append(error)
+
+def fail(*_):
+    keep()
+    raise kept[0]
+
+class Clips(data_utils.MelDataset):
+    def __getitems__(self, indices):
+        if "slow" in sys.argv[1]:
+            os.kill(os.getppid(), signal.SIGUSR1)
+            time.sleep(100)
+        return super().__getitems__(indices)
+
+train.MelDataset = Clips
+signal.signal(signal.SIGUSR1, lambda *_: print("waiting", flush=True))
+what = sys.argv.pop(1)
+if what == "end":
+    trainer.RunLogger.log_samples = keep
+if what == "sample":
+    trainer.RunLogger.log_samples = fail
+if what == "step":
+    trainer.Run.step = fail
+exit_on_user_error(train.main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "status"), [("end", 0), ("sample", 1), ("step", 1), ("slow", 143)]
+)
+def test_the_process_ends_with_its_last_line(tmp_path, settings, what, status):
+    """After the last validation, an error, or SIGTERM to all while it waits for data, whatever
+    keeps the frames that refer to the loaders."""
+    settings = settings.replace("num_workers=0", "num_workers=2") + "epochs=1,largest_first=False"
+    script = SCRIPT.replace('"slow" in sys.argv[1]', repr(what == "slow"))
+    command = [sys.executable, "-c", script, what, "-o", tmp_path / "run", "--hparams", settings]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line == "waiting\n":
+            os.killpg(process.pid, signal.SIGTERM)
+            break
+    started = time.monotonic()
+    lines.append(process.communicate(timeout=100)[0])
+    assert process.returncode == status, "".join(lines)
+    assert time.monotonic() - started < 30
+    if what == "slow":
+        assert "SIGTERM: saved" in lines[-1] and "Traceback" not in lines[-1]
+    with pytest.raises(ProcessLookupError):  # no loader process is left
+        os.killpg(process.pid, 0)
+
+
+def test_a_signal_after_the_validation_leaves_out_its_sample(tmp_path, settings, monkeypatch):
+    save = trainer.Run.save
+
+    def save_and_stop(self, is_best=False):
+        if is_best:
+            os.kill(os.getpid(), signal.SIGINT)
+        return save(self, is_best)
+
+    monkeypatch.setattr(trainer.Run, "save", save_and_stop)
+    assert run(monkeypatch, tmp_path / "run", settings + "epochs=1") == 130
+    assert not list((tmp_path / "run" / "sample").iterdir())
+    assert load_newest(tmp_path / "run")[1]["progress"]["epoch"] == 1
+
+
+def test_an_interrupt_while_modules_are_imported_shows_no_traceback(tmp_path):
+    command = [sys.executable, "train.py", "-o", tmp_path / "run"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, **pipes)
+    maps = Path(f"/proc/{process.pid}/maps")
+    while process.poll() is None and "torch" not in maps.read_text():
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate() == ("", "") and process.returncode == -signal.SIGINT
+    assert not (tmp_path / "run").exists()
+
+
+def test_errors_in_threads_are_shown_but_for_tensorboards(tmp_path, settings, monkeypatch):
+    shown = []
+    monkeypatch.setattr(threading, "excepthook", lambda found: shown.append(found.exc_value))
+    hook = threading.excepthook
+    run_logger = RunLogger(tmp_path, tmp_path / "logs")
+    writer = run_logger.tensorboard._get_file_writer().event_writer._async_writer._worker
+    for thread in (threading.Thread(), writer):
+        error = OSError(28, "No space left on device")
+        threading.excepthook(threading.ExceptHookArgs((OSError, error, None, thread)))
+    assert len(shown) == 1
+    run_logger.close()
+    assert threading.excepthook is hook
 
 
 # Kills
@@ -333,12 +506,12 @@ def test_a_signal_to_all_finishes_the_batch_and_saves(tmp_path, settings, number
     wait_for(process, output, b'"step": 9,')
     os.killpg(process.pid, number)
     printed, errors = finish(process, 128 + number)
-    assert errors == f"{number.name}: finishing the batch\n"
+    assert errors == f"{number.name}: saving, then stopping\n"
     path, state = load_newest(output)
     at = state["progress"]
     assert printed.endswith(
         f"{number.name}: saved {path} in epoch {at['epoch']}, after {at['batch']} batches; "
-        "--resume goes on from there\n"
+        "--resume continues from there\n"
     )
     assert at["step"] == records(output, "step")[-1]["step"] >= 9
     assert (output / "metrics.jsonl").stat().st_size == at["metrics_size"]
@@ -434,8 +607,7 @@ def test_bad_data_ends_it_before_it_begins(tmp_path, corpus, settings):
         f"data_dir\n{corpus}/val.txt:5: text '' has nothing to speak once cleaned; mend or remove "
         "it\n"
     )
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
-    assert not (corpus / "cache").exists()
+    assert not (tmp_path / "run").exists() and not (corpus / "cache").exists()
 
 
 # Numbers
@@ -633,11 +805,18 @@ def test_out_of_memory_anywhere_is_one_line(tmp_path, settings, monkeypatch, whe
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 def test_the_memory_of_a_cpu_ends_as_a_gpus_does(tmp_path, settings):
-    """A limit on the process's memory, which 60 M parameters with moments do not fit."""
+    """800 MiB more than the imports take, which 60 M parameters with moments do not fit."""
+    limited = (
+        "import resource, train; from hparams import exit_on_user_error\n"
+        "pages = int(open('/proc/self/statm').read().split()[5])  # a CUDA build has more\n"
+        "limit = pages * resource.getpagesize() + 800 * 2**20\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"
+        "exit_on_user_error(train.main)"
+    )
     process = start(
         tmp_path / "run",
         settings.replace("postnet_embedding_dim=8", "postnet_embedding_dim=2000") + "epochs=1",
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30)),
+        program=("-c", limited),
     )
     _, errors = finish(process, 2)
     assert re.fullmatch(r"error: a batch of \d clips, up to \d+ .*; not even one clip .*\n", errors)

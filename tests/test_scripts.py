@@ -138,18 +138,23 @@ def test_synthesize_speaks_each_text(run, tmp_path, monkeypatch, capsys):
     assert np.load(speech / "1.npy").shape == (10, 10)
 
 
-def test_synthesize_refuses_text_without_words(run, monkeypatch):
+def test_synthesize_refuses_text_without_words(run, tmp_path, monkeypatch):
+    options = ("-c", run / "checkpoint_best.pt", "-o", tmp_path / "out")
     with pytest.raises(UserError, match=r"text '\.\.\.' has nothing to speak"):
-        call(synthesize.main, monkeypatch, "fine", "...", "-c", run / "checkpoint_best.pt")
+        call(synthesize.main, monkeypatch, "fine", "...", *options)
+    with pytest.raises(UserError, match="another model"):
+        call(synthesize.main, monkeypatch, "fine", *options, "--hparams", "prenet_dim=9")
+    assert not (tmp_path / "out").exists()
 
 
-def test_synthesize_takes_nvidias_checkpoint(tmp_path, monkeypatch):
+def test_synthesize_takes_nvidias_checkpoint(tmp_path, monkeypatch, capsys):
     """It has weights of the full size, and no settings of ours."""
     model = Tacotron2(HParams())
     torch.nn.init.constant_(model.decoder.gate_layer.linear_layer.bias, 100)  # stops at once
     save_checkpoint(tmp_path / "theirs.pt", {"iteration": 1, "state_dict": model.state_dict()})
     call(synthesize.main, monkeypatch, "Hm.", "-c", tmp_path / "theirs.pt", "-o", tmp_path / "out")
     assert np.load(tmp_path / "out" / "1.npy").shape == (80, 1)
+    assert "1.wav: 0.0 s, nothing to hear: it stopped at once" in capsys.readouterr().out
 
 
 def test_settings_of_another_version_are_named(run, monkeypatch):

@@ -1,8 +1,10 @@
 """train.py as a user runs it, on tones."""
 
 import json
+import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,16 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
-from checkpoint import StopSignals, checkpoints, load_checkpoint, load_newest, save_checkpoint
+from checkpoint import (
+    MAY_CHANGE,
+    StopSignals,
+    checkpoints,
+    load_checkpoint,
+    load_newest,
+    save_checkpoint,
+)
 from data_utils import MelDataset, load_clips, make_loader, open_mels, validation_batches
-from device import choose_device
+from device import choose_device, device_name
 from hparams import UserError, create_hparams
 from logger import alignment_scores
 from loss_function import Tacotron2Loss
@@ -48,7 +57,7 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings):
     steps, epochs = events(records, "step"), events(records, "epoch")
     assert [r["epoch"] for r in epochs] == [r["epoch"] for r in events(records, "validation")]
     assert sum(r["n_batches"] for r in epochs) == len(steps) == steps[-1]["step"]
-    for name in ("loss", "grad_norm", "learning_rate", "guided_attention_loss"):
+    for name in ("loss", "grad_norm", "learning_rate", "guided_attention_loss", "duration"):
         assert steps[0][name] > 0
     for name in ("minutes", "zpr", "abl", "total_length", "frames_per_second", "peak_memory_gib"):
         assert epochs[0][name] > 0
@@ -64,10 +73,30 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings):
     names = {"alignment.png", "mel.png", "gate.png", "predicted.wav"}
     assert {p.name for p in (output / "sample").iterdir()} == names
     curves = EventAccumulator(str(tmp_path / "logs")).Reload()
-    scalars = {"training/loss", "training/grad_norm", "epoch/minutes", "validation/masked_loss"}
+    scalars = {
+        "training/loss",
+        "training/duration",
+        "training/grad_norm",
+        "epoch/minutes",
+        "validation/masked_loss",
+    }
     assert scalars <= set(curves.Tags()["scalars"])
-    assert set(curves.Tags()["images"]) == {"sample/alignment", "sample/mel", "sample/gate"}
-    assert curves.Tags()["audio"] == ["sample/predicted"]
+    clips = ("sample", "other")  # a fixed one, and another each time
+    pictures = {f"{clip}/{what}" for clip in clips for what in ("alignment", "mel", "gate")}
+    assert set(curves.Tags()["images"]) == pictures
+    assert set(curves.Tags()["audio"]) == {"sample/predicted", "other/predicted"}
+    texts = [
+        [event.tensor_proto.string_val[0] for event in curves.Tensors(f"{clip}/text/text_summary")]
+        for clip in clips
+    ]
+    assert len(set(texts[0])) == 1 and len(set(texts[1])) == 2
+    (start,) = events(records, "start")
+    assert start == {
+        "event": "start", "epoch": 0, "step": 0, "device": device_name(torch.device("cpu")),
+        "threads": start["threads"], "decoder": create_hparams(settings).decoder,
+        "precision": "fp32", "torch": torch.__version__,
+    }  # fmt: skip
+    assert start["threads"] >= 1
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path, settings, monkeypatch, capsys):
@@ -100,7 +129,10 @@ def test_validation_losses_are_means_over_what_each_averages(tmp_path, settings,
     for batches in ([[0, 1, 2, 3]], [[3, 1], [0, 2]], [[0], [1], [2], [3]]):
         loader = make_loader(dataset, batches, hparams)
         with StopSignals() as stop:
-            found[len(batches)], sample = validate(model, loader, loss_function, stop)
+            found[len(batches)], samples = validate(model, loader, loss_function, stop, other=2)
+        assert samples["other"].text == clips[2].text
+        assert samples["other"].gate_target.tolist() == [0] * (clips[2].n_frames - 1) + [1]
+        sample = samples["sample"]
         assert sample.text in {clips[i].text for i in batches[0]}
         (clip,) = (clip for clip in clips if clip.text == sample.text)
         assert sample.mel.shape == (10, clip.n_frames)
@@ -216,21 +248,82 @@ def test_warm_start_takes_weights_but_not_the_ignored_ones(tmp_path, settings, m
 
 
 def test_a_checkpoint_of_weights_alone_starts_at_epoch_0(tmp_path, settings, monkeypatch):
-    """NVIDIA's published checkpoint has none of our other entries."""
+    """As NVIDIA's published one does, which has no settings: its preset has to be named."""
     run(monkeypatch, tmp_path / "first", settings + "epochs=1")
     state = load_newest(tmp_path / "first")[1]["state_dict"]
-    save_checkpoint(tmp_path / "theirs.pt", {"state_dict": state, "iteration": 7})
-    records = run(
-        monkeypatch, tmp_path / "second", settings + "epochs=1", "-c", str(tmp_path / "theirs.pt")
-    )
+    save_checkpoint(tmp_path / "theirs.pt", {"state_dict": state})
+    options = "-c", str(tmp_path / "theirs.pt")
+    with pytest.raises(
+        UserError, match=r"theirs\.pt: has no settings in it; name .*--preset nvidia"
+    ):
+        run(monkeypatch, tmp_path / "second", settings + "epochs=1", *options)
+    assert not (tmp_path / "second").exists()
+    options += "--preset", "paper"
+    records = run(monkeypatch, tmp_path / "second", settings + "epochs=1", *options)
     assert events(records, "epoch")[0]["epoch"] == 0
 
 
-def test_a_checkpoint_continues_in_another_folder(tmp_path, settings, monkeypatch):
+def test_a_training_checkpoint_of_nvidia_continues_with_its_moments(
+    tmp_path, settings, monkeypatch
+):
+    """Theirs: no settings, the iteration, and weights that old versions of PyTorch numbered by
+    their address. The next step equals ours."""
+    settings += "dynamic_batch_size=False,epochs_per_validation=9,"
     run(monkeypatch, tmp_path / "first", settings + "epochs=1")
+    ours = load_newest(tmp_path / "first")[1]
+    optimizer = ours["optimizer"]
+    optimizer["param_groups"][0]["params"] = [7_000_000 + i for i in range(len(optimizer["state"]))]
+    optimizer["state"] = {
+        7_000_000 + i: moments | {"step": int(moments["step"])}
+        for i, moments in optimizer["state"].items()
+    }
+    theirs = {"iteration": 3, "learning_rate": 1.0, "optimizer": optimizer}
+    torch.save(theirs | {"state_dict": ours["state_dict"]}, tmp_path / "theirs.pt")
+    losses = []
+    for name, path, preset in (
+        ("ours", checkpoints(tmp_path / "first")[0], []),
+        ("theirs", tmp_path / "theirs.pt", ["--preset", "paper"]),
+    ):
+        options = "-c", str(path), *preset
+        records = run(
+            monkeypatch, tmp_path / name, settings + "epochs=2,p_prenet_dropout=0", *options
+        )
+        assert [record["epoch"] for record in events(records, "epoch")] == [1]
+        assert events(records, "step")[0]["step"] == 4
+        state = load_newest(tmp_path / name)[1]["optimizer"]["state"]
+        assert {int(moments["step"]) for moments in state.values()} == {6}
+        losses.append([record["loss"] for record in events(records, "step")])
+    assert losses[0][0] != pytest.approx(losses[0][2], rel=1e-6)
+    optimizer["state"] = {}
+    optimizer["param_groups"][0]["params"].pop()
+    torch.save(theirs | {"state_dict": ours["state_dict"]}, tmp_path / "theirs.pt")
+    with pytest.raises(UserError, match="its optimizer's state is not that of its weights"):
+        run(monkeypatch, tmp_path / "third", settings + "epochs=2", *options)
+
+
+def test_a_checkpoint_continues_in_another_folder_with_its_settings(
+    tmp_path, settings, monkeypatch, capsys
+):
+    run(monkeypatch, tmp_path / "first", settings + "epochs=1,lrf=0.5,p_postnet_dropout=0.3")
     checkpoint = str(checkpoints(tmp_path / "first")[0])
-    records = run(monkeypatch, tmp_path / "second", settings + "epochs=2", "-c", checkpoint)
+    change = "epochs=2,learning_rate=1e-4"
+    capsys.readouterr()
+    records = run(monkeypatch, tmp_path / "second", change, "-c", checkpoint)
     assert [record["epoch"] for record in events(records, "epoch")] == [1]
+    assert events(records, "step")[0]["learning_rate"] == 1e-4
+    assert capsys.readouterr().out.startswith(
+        f"settings of {checkpoint}, but epochs=2 (was 1), learning_rate=0.0001 (was 0.001)\n"
+    )
+    kept = json.loads((tmp_path / "second" / "hparams.json").read_text())
+    assert (kept["lrf"], kept["p_postnet_dropout"], kept["n_mel_channels"]) == (0.5, 0.3, 10)
+    options = "-c", checkpoint, "--warm_start"
+    run(monkeypatch, tmp_path / "third", "", *options)
+    assert json.loads((tmp_path / "third" / "hparams.json").read_text())["lrf"] == 0.5
+    message = rf"--preset nvidia: {checkpoint} was trained with other mels \(filter_length=2048, "
+    with pytest.raises(UserError, match=message):
+        run(monkeypatch, tmp_path / "fourth", "epochs=2", *options, "--preset", "nvidia")
+    named = "epochs=1,hop_length=256,win_length=1024,filter_length=1024"
+    run(monkeypatch, tmp_path / "fourth", named, *options, "--preset", "nvidia")
 
 
 # What goes wrong
@@ -293,10 +386,74 @@ def test_an_output_folder_that_cannot_be_written_is_named(tmp_path, settings, mo
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, settings, monkeypatch):
     run(monkeypatch, tmp_path / "first", settings + "epochs=1")
-    checkpoint = str(checkpoints(tmp_path / "first")[0])
-    other = settings.replace("prenet_dim=8", "prenet_dim=9") + "epochs=2"
+    options = ["-c", str(checkpoints(tmp_path / "first")[0])]
+    other = "prenet_dim=9,epochs=2"
     with pytest.raises(UserError, match=r"another model: .* is \(.*\) there and \(.*\) here"):
-        run(monkeypatch, tmp_path / "second", other, "-c", checkpoint)
+        run(monkeypatch, tmp_path / "second", other, *options)
+    options.append("--warm_start")
+    message = (
+        r"another model: decoder\.prenet\.layers\.0\.linear_layer\.weight is \(8, 10\) there and "
+        r"\(9, 10\) here; .*; leave these out with ignore_layers, as in ignore_layers=\[embedding,"
+    )
+    with pytest.raises(UserError, match=message):
+        run(monkeypatch, tmp_path / "second", other, *options)
+    with pytest.raises(UserError, match=r"ignore_layers: the model has no 'decoder\.pre'; name"):
+        run(monkeypatch, tmp_path / "second", other + ",ignore_layers=[decoder.pre]", *options)
+    ignored = ",learning_rate=1e-12,ignore_layers=[decoder.prenet,decoder.attention_rnn]"
+    run(monkeypatch, tmp_path / "second", other + ignored, *options)  # the beginning of names
+    old, new = (load_newest(tmp_path / name)[1]["state_dict"] for name in ("first", "second"))
+    assert torch.allclose(old["embedding.weight"], new["embedding.weight"])
+    name = "decoder.attention_rnn.weight_hh"
+    assert not torch.allclose(old[name], new[name])
+
+
+def test_more_workers_than_cores_are_said_in_one_line(tmp_path, settings, monkeypatch, capsys):
+    monkeypatch.setattr(train, "n_cores", lambda: 1)
+    with warnings.catch_warnings(record=True) as raw:
+        warnings.simplefilter("always")
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+        run(monkeypatch, tmp_path, settings.replace("workers=0", "workers=2") + "epochs=1")
+    assert "note: num_workers=2 on 1 cores: more load no faster\n" in capsys.readouterr().out
+    assert not [warning for warning in raw if "DataLoader" in str(warning.message)]
+
+
+def test_a_refused_call_leaves_nothing(tmp_path, settings, monkeypatch):
+    output, logs = tmp_path / "a" / "b", tmp_path / "logs" / "c"
+    for change, *options in (
+        ("learning_rate=0",),
+        ("", "--preset", "google"),
+        ("", "-c", "LICENSE"),
+        (f"data_dir={tmp_path}/none",),
+        ("batch_size=99",),
+        ("", "--resume", "-c", "LICENSE"),
+        ("n_bins",),
+    ):
+        with pytest.raises(UserError):
+            run(monkeypatch, output, settings + change, "-l", str(logs), *options)
+    with pytest.raises(UserError, match="a/b: holds no run to resume, or one that was stopped"):
+        run(monkeypatch, output, "", "--resume")
+    assert not (tmp_path / "a").exists() and not (tmp_path / "logs").exists()
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError):
+        run(monkeypatch, tmp_path / "mine", settings + "batch_size=99")
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "option", [("--output_directory", "--log_directory", "--checkpoint_path"), ("-o", "-l", "-c")]
+)
+def test_the_options_may_have_nvidias_names(monkeypatch, option):
+    monkeypatch.setattr(sys, "argv", ["train.py", option[0], "a", option[1], "b", option[2], "c"])
+    args = train.parse_args()
+    assert list(map(str, (args.output_dir, args.log_dir, args.checkpoint))) == ["a", "b", "c"]
+
+
+def test_the_help_says_what_a_resumed_run_may_change(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
+    with pytest.raises(SystemExit):
+        train.parse_args()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "With --resume, --hparams may change " + ", ".join(sorted(MAY_CHANGE)) in printed
 
 
 def test_a_resumed_run_keeps_its_settings(tmp_path, settings, monkeypatch):

@@ -18,7 +18,7 @@ __all__ = ["clean_text", "sequence_to_text", "symbols", "text_to_sequence", "unk
 _id_of = {symbol: i for i, symbol in enumerate(symbols)}
 _readable = {symbol for symbol in symbols if len(symbol) == 1} - {PAD}
 
-# Braces with nothing inside, and those not closed, are characters like any other.
+# Braces with nothing inside are characters like any other.
 _BRACES = re.compile(r"\{\s*([^{}\s][^{}]*)\}")
 
 
@@ -27,7 +27,7 @@ def text_to_sequence(text: str, cleaners: Sequence[str]) -> list[int]:
     :func:`unknown_characters` which.
 
     Raises:
-        ValueError: an unknown cleaner, or an unknown phone in braces.
+        ValueError: an unknown cleaner, an unknown phone in braces, or a brace that lacks its pair.
     """
     sequence = []
     for characters, phones in _pieces(text):
@@ -55,7 +55,7 @@ def clean_text(text: str, cleaners: Sequence[str]) -> str:
     """``text`` after the named cleaners, one after the other, with its ARPAbet as it stood.
 
     Raises:
-        ValueError: an unknown cleaner, or an unknown phone in braces.
+        ValueError: an unknown cleaner, an unknown phone in braces, or a brace that lacks its pair.
     """
     cleaned = ""
     for characters, phones in _pieces(text):
@@ -71,7 +71,7 @@ def unknown_characters(text: str, cleaners: Sequence[str]) -> set[str]:
     Accents and invisible formatting that a cleaner removes are no loss, and not among them.
 
     Raises:
-        ValueError: an unknown cleaner, or an unknown phone in braces.
+        ValueError: an unknown cleaner, an unknown phone in braces, or a brace that lacks its pair.
     """
     unknown = set()
     for characters, _ in _pieces(text):
@@ -94,6 +94,14 @@ def _clean(text: str, cleaners: Sequence[str]) -> str:
 
 def _pieces(text: str) -> list[tuple[str, list[str]]]:
     """(characters, the phones in braces that follow them) from the start of ``text`` to its end."""
+    paired = re.sub(r"\{[^{}]*\}", lambda match: " " * len(match[0]), text)
+    if stray := re.search("[{}]", paired):
+        i = stray.start()
+        what, fix = ("closed", "add }") if stray[0] == "{" else ("opened", "add {")
+        raise ValueError(
+            f"{text[i : i + 20]!r} at character {i + 1} of the text: this brace is never {what}; "
+            f"{fix}, or leave it out"
+        )
     parts = [*_BRACES.split(text), ""]  # the last characters are followed by no phones
     pieces = [
         (characters, phones.split())

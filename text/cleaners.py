@@ -4,10 +4,12 @@
 - ``transliteration_cleaners``: other languages whose script Unidecode can turn to ASCII.
 - ``basic_cleaners``: any other; give ``text/symbols.py`` the letters it needs.
 
-On ordinary English they give what NVIDIA's give, so that checkpoints can be exchanged.
+On ordinary English they give what NVIDIA's give, so that checkpoints can be exchanged; but Mrs. is
+"missus" here, and "misess" there.
 """
 
 import re
+import unicodedata
 
 from unidecode import unidecode
 
@@ -30,10 +32,12 @@ _SIGN = f"[{''.join(_SIGNS)}]"
 _UNSPACED_SIGN = re.compile(rf"(?<=\w)(?={_SIGN})|(?<={_SIGN})(?=[\w{_CURRENCY}]|{_SIGN})")
 _TEMPERATURE = re.compile(r"° ?([CF])\b", re.IGNORECASE)
 _SINGULAR = re.compile(r"(?<![\w.,])1 ?([°¢])")
+# After three letters or more it is the number of a note.
+_POWER = re.compile(r"(?<=[\w)])(?<![^\W\d_]{3})⁻?[⁰¹²³⁴-⁹]+(?=(\w?))")
 _SLASH = re.compile(r"(?<=\w)/(?=\w)")
 
 _ABBREVIATIONS = {
-    "mrs": "misess",  # sic: what every checkpoint that shares these cleaners has learnt
+    "mrs": "missus",
     "mr": "mister",
     "dr": "doctor",
     "st": "saint",
@@ -87,10 +91,17 @@ def to_ascii(text: str, keep: str = "") -> str:
 
 
 def expand_signs(text: str) -> str:
-    """Signs such as % and ° as words, apart from the words and digits beside them."""
+    """Signs such as %, ° and ² as words, apart from the words and digits beside them."""
+    text = _POWER.sub(_power, text)
     text = _TEMPERATURE.sub(lambda match: "° celsius" if match[1] in "cC" else "° fahrenheit", text)
     text = _SINGULAR.sub(lambda match: f"1 {_SIGNS[match[1]].removesuffix('s')}", text)
     return _UNSPACED_SIGN.sub(" ", text).translate(str.maketrans(_SIGNS))
+
+
+def _power(match: re.Match) -> str:
+    exponent = unicodedata.normalize("NFKC", match[0])
+    words = {"2": "squared", "3": "cubed"}.get(exponent, f"to the {exponent}")
+    return f" {words} " if match[1] else f" {words}"
 
 
 def expand_abbreviations(text: str) -> str:

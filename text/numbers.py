@@ -1,4 +1,4 @@
-"""Digits as English words: years, sums of money, decimals, ordinals and the rest."""
+"""Digits as English words: years, sums of money, decimals, ordinals, times of day and the rest."""
 
 import functools
 import re
@@ -30,6 +30,12 @@ _BESIDE_LETTER = re.compile(
 )
 _FEET = re.compile(r"(?<=[0-9]) ft\.")
 _NUMBER_SIGN = re.compile(r"# ?(?=[0-9])")
+_CLOCK = re.compile(  # 12:30, and not 3:1, 12:75 or 1:30:45
+    r"(?<![0-9:.,])([01]?[0-9]|2[0-4]):([0-5][0-9])(?![:.,]?[0-9])"
+    r"(?=( (?:[ap]\.? ?m\b|o'clock))?)"
+)
+_COLON = re.compile(r"(?<=[0-9]):(?=[0-9])")
+_VERSION = re.compile(r"(?<![0-9.])[0-9]+(?:\.[0-9]+){2,}")
 _FRACTION = re.compile(rf"(?<![0-9/.,])(?:({_N}) )?({'|'.join(_FRACTIONS)})(?![0-9/])")
 # Only where nothing can be on its left: 1914-18, 3-4 and "5 -3" keep their hyphen.
 _MINUS = re.compile(rf"(?<![^\s(])(?<![0-9]\s)-(?={_SUM}?\.?[0-9])")
@@ -49,6 +55,9 @@ def expand_numbers(text: str) -> str:
     text = _BESIDE_LETTER.sub(" ", text)  # mp3 is "mp three", not "mpthree"
     text = _FEET.sub(" feet", text)  # elsewhere ft. is Fort
     text = _NUMBER_SIGN.sub("number ", text)
+    text = _CLOCK.sub(_clock, text)
+    text = _COLON.sub(" ", text)  # so are ratios (16:9), scores and verses (23:4) read
+    text = _VERSION.sub(lambda match: match[0].replace(".", " point "), text)
     text = _FRACTION.sub(_fraction, text)
     text = _MINUS.sub("minus ", text)
     text = _SIGN_LAST.sub(r"\2\1", text)
@@ -57,6 +66,15 @@ def expand_numbers(text: str) -> str:
     text = _ORDINAL.sub(lambda match: _ordinal(match[1].replace(",", ""), match[2]), text)
     text = _PLURAL.sub(_plural, text)
     return _NUMBER.sub(lambda match: _cardinal(match[0]), text)
+
+
+def _clock(match: re.Match) -> str:
+    hour, minute = int(match[1]), match[2]
+    if minute == "00":
+        if match[3]:  # 5:00 p.m.
+            return str(hour)
+        return f"{hour} o'clock" if 1 <= hour <= 12 else f"{hour} hundred"
+    return f"{hour} {minute}" if minute[0] != "0" else f"{hour} oh {minute[1]}"
 
 
 def _fraction(match: re.Match) -> str:
