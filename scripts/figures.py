@@ -23,6 +23,7 @@ from hparams import UserError, exit_on_user_error
 from scripts.paper import EXPERIMENTS, PAPER
 from scripts.plot_batching import STYLE
 from scripts.tables import (
+    LEAST_VALIDATIONS,
     Figures,
     Run,
     Series,
@@ -77,17 +78,22 @@ def draw_losses(
     experiments: Iterable[str],
     seconds: dict[str, float] | None = None,
 ) -> None:
-    """Smoothed validation losses, mean over seeds with their range, over epochs.
+    """Validation losses, mean over seeds with their range, over epochs; smoothed if none is short.
 
     With ``seconds`` an epoch of each experiment, over training time instead.
     """
     curves = {}
     for experiment in experiments:
-        losses = [smoothed(losses_of(r, series)) for r in runs if r.experiment == experiment]
+        losses = [losses_of(r, series) for r in runs if r.experiment == experiment]
         if n := max(map(len, losses), default=0):  # of those seeds that have come furthest
-            curves[experiment] = np.array([curve for curve in losses if len(curve) == n])
+            curves[experiment] = [curve for curve in losses if len(curve) == n]
     if not curves:
         raise UserError(f"{path}: no run has been validated yet; let them go on")
+    smooth = min(len(losses[0]) for losses in curves.values()) >= LEAST_VALIDATIONS
+    curves = {
+        name: np.array([smoothed(curve) if smooth else curve for curve in losses])
+        for name, losses in curves.items()
+    }
     figure = Figure(figsize=(9, 4.8), layout="constrained")
     ax = figure.subplots()
     # The steep start would hide what the strategies differ in.
@@ -113,7 +119,8 @@ def draw_losses(
             )  # fmt: skip
         ends.append((experiment, x[-1], middle[-1]))
     ax.set_xlabel(f"training time ({unit})" if seconds else "epochs")
-    ax.set_ylabel("validation loss (RAND batches), smoothed")
+    unsmoothed = f"\nnot smoothed: a run has fewer than {LEAST_VALIDATIONS} validations"
+    ax.set_ylabel(f"validation loss (RAND batches){', smoothed' if smooth else unsmoothed}")
     ax.set_title(LINE_NOTE, loc="left", fontsize=8, color="#555555")
     ax.grid(alpha=0.25)
     ax.set_yscale("log")  # the strategies part where losses are small
@@ -162,7 +169,7 @@ def main() -> None:
         "saved over the decoder steps saved",
         "figures",
     )
-    runs, series, figures = read_series(args)
+    runs, series, figures, notes = read_series(args)
     output = args.output
     minutes = {name: mean_of(values_of(figures, name, "minutes")) for name in figures}
     seconds = {name: 60 * value[0] for name, value in minutes.items() if value}
@@ -175,6 +182,8 @@ def main() -> None:
     with rc_context(STYLE):
         for name, draw in drawings.items():
             try:
+                if "times" in notes and name != "figure4":
+                    raise UserError(f"{output / name}.png: {notes['times']}")
                 draw(output / f"{name}.png")
                 print(f"wrote {output / name}.png")
             except UserError as error:  # there is not enough yet

@@ -9,6 +9,12 @@ paper's (Sec. 6), and so is the way that BKT's and ATS's parameters are chosen (
 largest whose padding does not exceed SSB's.
 """
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl-C while modules are imported ends it without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import dataclasses
 import fcntl
@@ -18,7 +24,6 @@ import multiprocessing
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -36,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import data_utils
 from batching import batch_statistics
-from checkpoint import load_newest, make_folder
+from checkpoint import load_newest, making
 from data_utils import Clip, collate, load_data
 from device import choose_device, is_out_of_memory, keep_memory, synchronize
 from hparams import (
@@ -54,7 +59,15 @@ from scripts.plot_batching import EXAMPLE_CLIPS
 from scripts.prepare_ljspeech import read_corpus, split, write_filelist
 from scripts.tables import CHOICE, difference, load_settings
 
-LJSPEECH = Path("data/LJSpeech-1.1")
+
+def from_here(path: Path) -> Path:
+    """An absolute path, made relative if the current folder holds it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+ROOT = Path(__file__).resolve().parent.parent
+LJSPEECH = from_here(ROOT / "data/LJSpeech-1.1")
 LJSPEECH_CLIPS = 13_100
 # What the series itself decides, and --hparams may not.
 OPTIONS = {
@@ -89,7 +102,8 @@ def parse_args() -> argparse.Namespace:
     add("--corpus", type=Path, metavar="DIR", help="a corpus in LJSpeech's layout, split 80:20")
     add("--train", metavar="LIST", help="in its place, a filelist to train on ...")
     add("--val", metavar="LIST", help="... and one to validate on")
-    add("--output", type=Path, default=Path("runs/table2"), metavar="DIR", help="(%(default)s)")
+    output = from_here(ROOT / "runs/table2")
+    add("--output", type=Path, default=output, metavar="DIR", help="(%(default)s)")
     add("--epochs", type=int, default=HParams.epochs, help="of each run (%(default)s)")
     add(
         "--seeds",
@@ -124,10 +138,9 @@ def parse_args() -> argparse.Namespace:
             "epoch e is planned from "
             "seed + e, so that these runs share plans; 0 1000 2000 do not"
         )
+    args.output = from_here(args.output.resolve())  # one name, however it is given
     if set("+'\"") & set(str(args.output)):
         raise UserError(f"--output {args.output}: has a + or a quote in it; use another name")
-    output, here = args.output.resolve(), Path.cwd()  # one name, however it is given
-    args.output = output.relative_to(here) if output.is_relative_to(here) else output
     if (args.train is None) != (args.val is None):
         raise UserError("--train and --val: give both, or a --corpus that is split")
     if args.train and args.corpus:
@@ -141,6 +154,8 @@ def parse_args() -> argparse.Namespace:
             raise UserError(f"--hparams: {name} is for run_all.sh to set; use {option}")
     if "data_dir" in given and not args.train:
         raise UserError("--hparams: data_dir goes with --train and --val; use --corpus")
+    if "mel_cache_dir" not in given and Path.cwd() != ROOT:
+        args.hparams += f",mel_cache_dir={quote(ROOT / HParams.mel_cache_dir)}"
     return args
 
 
@@ -181,9 +196,10 @@ def choose_data(args: argparse.Namespace, hparams: HParams) -> dict[str, str]:
 def make_corpus(limit: int | None) -> Path:
     """Speech by espeak-ng, as many clips as asked for; goes on where it was stopped."""
     n = LJSPEECH_CLIPS if limit is None else limit
-    corpus = Path(f"data/demo{n}")
+    corpus = from_here(ROOT / f"data/demo{n}")
     print(f"{LJSPEECH}: not there (prepare_ljspeech.py fetches it); using a demo corpus instead")
-    command = [sys.executable, "scripts/make_demo_corpus.py", str(corpus), "--clips", str(n)]
+    program = str(ROOT / "scripts/make_demo_corpus.py")
+    command = [sys.executable, program, str(corpus), "--clips", str(n)]
     if status := subprocess.run(command, check=False).returncode:
         sys.exit(status)  # it has said why
     return corpus
@@ -423,6 +439,22 @@ def duration(hours: float) -> str:
 
 
 @contextmanager
+def unless_refused(output: Path) -> Iterator[None]:
+    """Make ``output``; a :class:`UserError` before any training leaves nothing new of it."""
+    lists = output / "filelists"
+    ours = lists / "train.txt", lists / "val.txt", lists, output / "lock"
+    new = [path for path in ours if not path.exists()]
+    with making(output):
+        try:
+            yield
+        except UserError:
+            if not any(output.glob("*/seed*")):
+                for path in filter(Path.exists, new):
+                    path.rmdir() if path.is_dir() else path.unlink()
+            raise
+
+
+@contextmanager
 def locked(output: Path) -> Iterator[int]:
     """Hold ``output`` for this process and the train.py that it starts; wait while it is held.
 
@@ -445,7 +477,7 @@ def locked(output: Path) -> Iterator[int]:
 
 def train(job: Job, preset: str, lock: int) -> int:
     """Call train.py, and see that it ends when this program does; its exit status."""
-    command = ["train.py", "-o", str(job.folder), "--resume"]
+    command = [str(from_here(ROOT / "train.py")), "-o", str(job.folder), "--resume"]
     command += ["--preset", preset] * (preset != "paper") + ["--hparams", job.overrides]
     print(f"\npython {shlex.join(command)}", flush=True)
     # In a session of its own: Ctrl-C reaches this program alone, which then ends it.
@@ -464,12 +496,11 @@ def train(job: Job, preset: str, lock: int) -> int:
 def main() -> None:
     args = parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that train() ends its process
-    make_folder(args.output)
-    with locked(args.output) as lock:
+    with unless_refused(args.output), locked(args.output) as lock:
         failed = run_series(args, lock)
         for program in ("tables.py", "figures.py"):
             print(flush=True)
-            command = [sys.executable, f"scripts/{program}", str(args.output)]
+            command = [sys.executable, str(ROOT / "scripts" / program), str(args.output)]
             if status := subprocess.run(command, check=False).returncode:
                 failed.append((program, status))
     for title, status in failed:
@@ -528,7 +559,7 @@ def figures_1_to_3(args: argparse.Namespace, hparams: HParams, lengths: list[int
     options |= {"bucket_size": selected.get("BKT", hparams.bucket_size)}
     options |= {"n_bins": selected.get("ATS", hparams.n_bins)}
     options |= {"output_dir": args.output / "figures"}
-    command = [sys.executable, "scripts/plot_batching.py", "--paper"]
+    command = [sys.executable, str(ROOT / "scripts/plot_batching.py"), "--paper"]
     return command + [f"--{name}={value}" for name, value in options.items()]
 
 

@@ -3,6 +3,10 @@
 # Trains its ten experiments one after another, then writes the tables and figures.
 # Called again, it goes on where it was stopped.
 set -euo pipefail
+here=$PWD  # what the paths that are given start from
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
-exec "$PYTHON" scripts/run_all.py "$@"
+root=$PWD
+case $PYTHON in /*) ;; */*) PYTHON=$root/$PYTHON ;; esac
+cd "$here"
+exec "$PYTHON" "$root/scripts/run_all.py" "$@"

@@ -44,6 +44,7 @@ WORDS = ("holds", "fails", "open")  # what a comparison can be found to do
 LEAST_DF = 4  # a spread from fewer degrees of freedom decides nothing
 MARGIN = 0.02  # losses this close are similar: the paper calls 0.318 and 0.322 so
 SIMILAR = f"within ±{MARGIN:.0%}"
+LEAST_VALIDATIONS = 4  # of three or fewer, smoothing would average all
 COMPARISONS = {  # Table 4
     "SB or SSB": [("SB", "SSB"), ("SB-BR", "SSB-BR"), ("SB-DBS", "SSB-DBS")],
     "without or with BR": [("SB", "SB-BR"), ("SSB", "SSB-BR"), ("SSB-DBS", "SSB-DBS-BR")],
@@ -65,6 +66,8 @@ RECORDED = {  # what records of an event have to hold
     },
     "validation": {"loss", "masked_loss"},
 }  # fmt: skip
+# What trained a run, by train.py's record of each "start" or resume: its times depend on it.
+CONDITIONS = ("device", "threads", "decoder", "precision", "torch")
 
 
 class Run(NamedTuple):
@@ -75,6 +78,7 @@ class Run(NamedTuple):
     settings: dict[str, Any]  # of hparams.json
     epochs: list[dict[str, Any]]  # records of "epoch" events
     validations: list[dict[str, Any]]  # and of "validation" events
+    conditions: list[tuple[str, ...]]  # the CONDITIONS of each start that an epoch followed
 
 
 def load_runs(folders: Iterable[Path]) -> list[Run]:
@@ -89,7 +93,7 @@ def load_runs(folders: Iterable[Path]) -> list[Run]:
         paths = sorted(path.parent for path in folder.rglob("hparams.json"))
         if not paths:
             raise UserError(f"{folder}: holds no run; name the output of run_all.sh or train.py")
-        runs += map(_load_run, paths)
+        runs += map(load_run, paths)
     order = {name: i for i, name in enumerate(EXPERIMENTS)}
     runs.sort(key=lambda r: (order.get(r.experiment, 99), r.experiment, r.settings["seed"]))
     for one, other in itertools.pairwise(runs):
@@ -124,16 +128,29 @@ def load_settings(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _load_run(path: Path) -> Run:
+def load_run(path: Path) -> Run:
+    """A run's settings and records.
+
+    Raises:
+        UserError: a file of them cannot be read, or is not of this version.
+    """
     settings, metrics = load_settings(path), path / "metrics.jsonl"
     records = read_metrics(metrics) if metrics.exists() else []  # it has only just begun
     events: dict[str, list[dict[str, Any]]] = {"epoch": [], "validation": []}
+    # Older versions recorded no start: only the settings tell.
+    unrecorded = tuple(str(settings.get(name, "unknown")) for name in CONDITIONS)
+    conditions, starts = [], []
     for record in records:
+        if record["event"] == "start":
+            starts.append(tuple(str(record.get(name, "unknown")) for name in CONDITIONS))
         if record["event"] in events:
             if missing := RECORDED[record["event"]] - set(record):
                 raise UserError(f"{metrics}: a record has no {missing.pop()}; train the run anew")
             events[record["event"]].append(record)
-    return Run(path, experiment_name(settings), settings, events["epoch"], events["validation"])
+        if record["event"] == "epoch":
+            conditions += starts or [unrecorded] * (not conditions)
+            starts = []
+    return Run(path, experiment_name(settings), settings, *events.values(), conditions)
 
 
 def difference(one: dict[str, Any], other: dict[str, Any], exempt: set[str]) -> str | None:
@@ -142,21 +159,48 @@ def difference(one: dict[str, Any], other: dict[str, Any], exempt: set[str]) -> 
     return next(names, None)
 
 
-def _require_equal(one: Run, other: Run, exempt: set[str]) -> None:
+def inequality(one: Run, other: Run, exempt: set[str]) -> str | None:
+    """What keeps two runs from being compared: a setting, but for those ``exempt``, or clips."""
     if name := difference(one.settings, other.settings, exempt):
-        raise UserError(
-            f"{one.path} and {other.path}: {name} is {one.settings[name]} in the one and "
-            f"{other.settings[name]} in the other; compare runs that differ in their batching alone"
-        )
+        values = one.settings[name], other.settings[name]
+        return f"{name} is {values[0]} in the one and {values[1]} in the other"
     frames = [
         round(60 * record["minutes"] * record["frames_per_second"])
         for record in (*one.epochs[:1], *other.epochs[:1])
     ]
     if len(set(frames)) > 1:
-        raise UserError(
-            f"{one.path} and {other.path}: an epoch has {frames[0]:,} frames of speech in the one "
-            f"and {frames[1]:,} in the other; compare runs on the same clips"
+        return (
+            f"an epoch has {frames[0]:,} frames of speech in the one and {frames[1]:,} in the other"
         )
+    return None
+
+
+def _require_equal(one: Run, other: Run, exempt: set[str]) -> None:
+    if reason := inequality(one, other, exempt):
+        raise UserError(
+            f"{one.path} and {other.path}: {reason}; compare runs that differ in their batching "
+            "alone"
+        )
+
+
+def unequal_conditions(runs: Iterable[Run]) -> str | None:
+    """Which runs were trained in which conditions, if not all in the same; else None.
+
+    What is unknown equals only what is unknown too.
+    """
+    groups: dict[tuple[str, ...], dict[str, None]] = {}
+    for run in runs:
+        for conditions in run.conditions:
+            groups.setdefault(conditions, {})[str(run.path)] = None
+    if len(groups) < 2:
+        return None
+    varied = [i for i, values in enumerate(zip(*groups, strict=True)) if len(set(values)) > 1]
+    parts = []
+    for conditions, paths in groups.items():
+        named = ", ".join(list(paths)[:3]) + f" and {len(paths) - 3} more" * (len(paths) > 3)
+        values = ", ".join(f"{CONDITIONS[i]}={conditions[i]}" for i in varied)
+        parts.append(f"{named} trained with {values}")
+    return "; ".join(parts)
 
 
 # Figures of a run
@@ -207,7 +251,8 @@ def figures_of(run: Run, series: Series) -> dict[str, float]:
         for name, key in (("minutes", "minutes"), ("speed", "frames_per_second")):
             found[name] = float(np.median([record[key] for record in run.epochs]))
         found["memory"] = max(record["peak_memory_gib"] for record in run.epochs)
-    for name, kind in (("vl", "loss"), ("masked", "masked_loss")):
+    enough = len(series.epochs) >= LEAST_VALIDATIONS
+    for name, kind in (("vl", "loss"), ("masked", "masked_loss")) if enough else ():
         losses = losses_of(run, series, kind)
         complete = len(losses) == len(series.epochs)
         known = smoothed(losses)[: None if complete else -1]  # the newest lacks its next
@@ -318,7 +363,7 @@ BEYOND = {  # what Table 2 does not have
 }  # fmt: skip
 
 
-def table2(figures: Figures, series: Series) -> tuple[Table, Table]:
+def table2(figures: Figures, series: Series, notes: dict[str, str]) -> tuple[Table, Table]:
     """Efficiency and validation losses; and what the paper has no column for."""
     stages = ", ".join(str(series.epochs[i]) for i in series.stages)
     names = [*EXPERIMENTS, *(name for name in figures if name not in EXPERIMENTS)]
@@ -339,19 +384,22 @@ def table2(figures: Figures, series: Series) -> tuple[Table, Table]:
                 theirs = math.nan  # keeps the column
             record |= record_of(value, name, theirs)
         records.append(record)
-    note = (
+    losses = (
         f"VL1, VL2, VL3: validation loss after {stages} of {series.planned} epochs, each averaged "
-        "with its neighbours; VLavg: mean between the first and the last. min/epoch: median over "
-        "epochs. Mean ± standard error over seeds; in parentheses the paper's, after "
+        "with its neighbours; VLavg: mean between the first and the last."
+    )
+    note = (
+        f"{notes.get('losses', losses)} {notes.get('times', 'min/epoch: median over epochs.')} "
+        "Mean ± standard error over seeds; in parentheses the paper's, after "
         f"{', '.join(map(str, PAPER_STAGES))} of {PAPER_EPOCHS} epochs."
     )
     head = ["Batching", "Seeds", *(column for column, *_ in TABLE2.values())]
     title = "Table 2: efficiency and validation losses (the paper's, on LJSpeech)"
     first = Table(title, head, shown, records, note)
+    memory = "Peak memory: of the GPU, or on a CPU of the process, which varies as the times do."
     note = (
-        "Sum of batch lengths: decoder steps an epoch. Peak memory: of the GPU, or on a CPU of "
-        "the process, which varies as the times do. Masked: the loss over real frames only, which "
-        "padding does not change."
+        f"Sum of batch lengths: decoder steps an epoch. {notes.get('memory', memory)} Masked: the "
+        "loss over real frames only, which padding does not change."
     )
     head = ["Batching", *(column for column, _ in BEYOND.values())]
     return first, Table("Table 2, beyond the paper", head, beyond, [], note)
@@ -366,7 +414,7 @@ def reduction(figures: Figures, experiment: str, name: str) -> Value:
     return 100 * (1 - ratio), 100 * ratio * math.hypot(ours[1] / ours[0], random[1] / random[0])
 
 
-def table3(figures: Figures) -> Table:
+def table3(figures: Figures, notes: dict[str, str]) -> Table:
     """Training time saved against RAND, and how much of it fewer decoder steps predict."""
     rows, records = [], []
     for experiment in EXPERIMENTS[1:]:
@@ -384,7 +432,7 @@ def table3(figures: Figures) -> Table:
         })  # fmt: skip
     head = ["From RAND to", "saved, min/epoch", "saved %", "fewer decoder steps %"]
     title = "Table 3: training time reduction (the paper's, on one GTX 1080)"
-    return Table(title, head, rows, records)
+    return Table(title, head, rows, records, notes.get("times", ""))
 
 
 # Evidence: contrasts of log losses
@@ -560,7 +608,7 @@ def equal_time(figures: Figures, runs: Sequence[Run], series: Series) -> dict[st
     return found
 
 
-def conclude(figures: Figures, runs: Sequence[Run], series: Series) -> str:
+def conclude(figures: Figures, runs: Sequence[Run], series: Series, notes: dict[str, str]) -> str:
     """The report on the conclusions, as Markdown."""
     ours = {name: Evidence(figures, name) for name in ("vl3", "vl_avg")}
     # After the spread was pooled, since these are RAND's own runs again.
@@ -579,6 +627,7 @@ def conclude(figures: Figures, runs: Sequence[Run], series: Series) -> str:
         "holds or fails where its interval leaves no other answer, and is open otherwise. A "
         "conclusion needs all of its own to be supported; one that fails contradicts it. Losses "
         f"{SIMILAR} are called similar.\n",
+        *(f"{notes[name]}\n" for name in ("losses", "times") if name in notes),
     ]
     for number, (claim, checks, remark) in enumerate(conclusions(), start=1):
         rows, found = [], []
@@ -643,45 +692,67 @@ def parse_args(description: str, output: str) -> argparse.Namespace:
     return args
 
 
-def read_series(args: argparse.Namespace) -> tuple[list[Run], Series, Figures]:
-    """The runs that are named, what they will be in the end, and their figures by now."""
+def read_series(
+    args: argparse.Namespace,
+) -> tuple[list[Run], Series, Figures, dict[str, str]]:
+    """The runs that are named, what they will be in the end, and their figures by now.
+
+    Last come sentences on what is left out of the figures, and why: "losses", "times", "memory".
+    """
     runs = load_runs(args.runs)
-    series, figures = plan_series(runs), defaultdict(dict)
+    series, figures, notes = plan_series(runs), defaultdict(dict), {}
     for run in runs:
         figures[run.experiment][run.settings["seed"]] = figures_of(run, series)
+    if len(series.epochs) < LEAST_VALIDATIONS:
+        notes["losses"] = (
+            f"VL1, VL2, VL3 and VLavg are left out: with {LEAST_VALIDATIONS - 1} validations or "
+            f"fewer (here {len(series.epochs)}), their averages would be nearly the same; set more "
+            "epochs, or a smaller epochs_per_validation."
+        )
+    timed = runs
     if args.timing:
         timed = load_runs([args.timing])
         _require_equal(runs[0], timed[0], {"seed", *CHOICE})
-        for found in (found for of_seeds in figures.values() for found in of_seeds.values()):
-            for name in CLOCKED & set(found):
-                del found[name]
+        _drop(figures, CLOCKED)
         for run in timed:
             clocked = {k: v for k, v in figures_of(run, series).items() if k in CLOCKED}
             figures[run.experiment][f"timing, seed {run.settings['seed']}"] = clocked
+    if reason := unequal_conditions(timed):
+        notes["times"] = f"Times are not compared: {reason}."
+        _drop(figures, CLOCKED)
+    if reason := unequal_conditions(runs):
+        notes["memory"] = f"Peak memory is not compared: {reason}."
+        _drop(figures, {"memory"})
     make_folder(args.output)
-    return runs, series, dict(figures)
+    return runs, series, dict(figures), notes
+
+
+def _drop(figures: Figures, names: set[str]) -> None:
+    for found in (found for of_seeds in figures.values() for found in of_seeds.values()):
+        for name in names & set(found):
+            del found[name]
 
 
 def main() -> None:
     args = parse_args("Fill the paper's Tables 1-4, and judge its five conclusions", "tables")
-    runs, series, figures = read_series(args)
+    runs, series, figures, notes = read_series(args)
     output = args.output
-    table_2, beyond = table2(figures, series)
-    tables = [table1(figures, runs), table_2, table3(figures), table4(figures)]
-    report = conclude(figures, runs, series)
+    table_2, beyond = table2(figures, series, notes)
+    tables = [table1(figures, runs), table_2, table3(figures, notes), table4(figures)]
+    texts = {f"table{number}": table.markdown() for number, table in enumerate(tables, start=1)}
+    texts["table2"] += f"\n{beyond.markdown()}"
+    texts["conclusions"] = conclude(figures, runs, series, notes)
     try:
+        for name, text in texts.items():
+            (output / f"{name}.md").write_text(text, encoding="utf-8")
         for number, table in enumerate(tables, start=1):
-            text = table.markdown() + (f"\n{beyond.markdown()}" if table is table_2 else "")
-            print(text)
-            (output / f"table{number}.md").write_text(text, encoding="utf-8")
             with open(output / f"table{number}.csv", "w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, table.records[0])
                 writer.writeheader()
                 writer.writerows(table.records)
-        (output / "conclusions.md").write_text(report, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be written ({error.strerror})") from None
-    print(report)
+    print("\n".join(texts.values()))
     if lines := missing(runs, series):
         print("Missing:\n  " + "\n  ".join(lines) + "\n")
     print(f"wrote {output}/table1-4 as .md and .csv, and conclusions.md")

@@ -4,6 +4,8 @@ import argparse
 import csv
 import dataclasses
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -12,14 +14,21 @@ from hparams import HParams, UserError
 from scripts import figures, tables
 from scripts.paper import EXPERIMENTS, PAPER, experiment_name, experiment_settings
 
+CPU = {"device": "CPU: a fast one", "threads": 2, "decoder": "scan", "precision": "fp32"}
+CPU |= {"torch": "2.13.0"}
 
-def write_run(folder, experiment, seed, losses, minutes=1.0, steps=1000, frames=540, **settings):
-    """A run that was validated every two epochs, with these losses."""
+
+def write_run(
+    folder, experiment, seed, losses, minutes=1.0, steps=1000, frames=540, start=None, **settings
+):
+    """A run that was validated every two epochs, with these losses; ``start`` differs from CPU."""
     hparams = HParams(**{"seed": seed, **experiment_settings(experiment), **settings})
     path = folder / experiment / f"seed{seed}"
     path.mkdir(parents=True)
     (path / "hparams.json").write_text(json.dumps(dataclasses.asdict(hparams)))
     records = []
+    if start is not None:
+        records.append({"event": "start", "epoch": 0, "step": 0, **CPU, **start})
     for epoch in range(2 * len(losses)):
         values = {"minutes": minutes, "zpr": 0.1, "abl": 50.0, "n_batches": 4}
         values |= {
@@ -30,7 +39,7 @@ def write_run(folder, experiment, seed, losses, minutes=1.0, steps=1000, frames=
         records.append({"event": "epoch", "epoch": epoch, "step": epoch, **values})
         if epoch % 2:
             loss = losses[epoch // 2]
-            values = {"loss": loss, "masked_loss": 2 * loss}
+            values = {"loss": loss, "masked_loss": 2 * loss, "diagonality": 0.5}
             records.append({"event": "validation", "epoch": epoch, "step": epoch, **values})
     (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     return path
@@ -198,7 +207,7 @@ def test_rand_in_anothers_time_is_its_loss_when_the_other_ends(tmp_path):
     for name, minutes in (("RAND", 4.0), ("SB", 3.0), ("SSB", 5.0)):
         write_run(tmp_path, name, 0, losses, minutes, epochs=10)
     args = argparse.Namespace(runs=[tmp_path], timing=None, output=tmp_path / "out")
-    runs, series, figures = tables.read_series(args)
+    runs, series, figures, _ = tables.read_series(args)
     found = tables.equal_time(figures, runs, series)
     # SB ends when RAND has done 7.5 epochs: the mean of its loss then and two epochs before.
     assert found["RAND in SB's time"] == [pytest.approx((7.25 + 8.25) / 2)]
@@ -218,6 +227,134 @@ def test_runs_in_several_folders_are_one_series(tmp_path, monkeypatch):
         write_run(tmp_path / str(seed), "RAND", seed, [1.0, 1.0], epochs=4)
     call(tables.main, monkeypatch, tmp_path / "0", tmp_path / "1", "--output", tmp_path / "both")
     assert read_csv(tmp_path / "both" / "table2.csv")[0]["seeds"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("starts", "reason"),
+    [
+        # The first two are RAND's, whose first seed is the first to be named.
+        ([{}, {}, {"decoder": "reference"}], "{1} trained with decoder=scan; {2} trained with "),
+        ([{}, {"device": "H100"}, {}], "{0}, {2} trained with device=CPU: a fast one; {1} train"),
+        ([{}, {"threads": 1, "torch": "2.14"}, {}], "threads=1, torch=2.14"),
+        ([{"precision": "tf32"}, {}, {}], "{0} trained with precision=tf32; {1}, {2} trained with"),
+        ([{}, {}, None], "{2} trained with device=unknown, threads=unknown, torch=unknown"),
+    ],
+)
+def test_times_of_unequal_conditions_are_not_compared(
+    tmp_path, monkeypatch, capsys, starts, reason
+):
+    for case, of_case in (("equal", [{}, {}, {}]), ("unknown", [None] * 3), ("unequal", starts)):
+        paths = []
+        for (name, seed), start in zip((("RAND", 0), ("RAND", 1), ("SB", 0)), of_case, strict=True):
+            folder = tmp_path / case
+            paths.append(
+                write_run(folder, name, seed, [1.0] * 5, 4.0 - seed, epochs=10, start=start)
+            )
+        call(tables.main, monkeypatch, folder)
+        printed = capsys.readouterr().out
+        call(figures.main, monkeypatch, folder)
+        drawn = capsys.readouterr().out
+        rows = {row["experiment"]: row for row in read_csv(folder / "tables/table2.csv")}
+        saved = {row["experiment"]: row for row in read_csv(folder / "tables/table3.csv")}
+        assert rows["SB"]["vl3"] == "1" and rows["SB"]["n_batches"] == "4"
+        if case != "unequal":
+            assert rows["SB"]["minutes"] == "4" and saved["SB"]["percent"] != ""
+            assert "not compared" not in printed and drawn.count("wrote ") == 3
+            continue
+        for name in ("RAND", "SB"):
+            assert rows[name]["minutes"] == rows[name]["speed"] == rows[name]["memory"] == ""
+        assert saved["SB"]["minutes"] == saved["SB"]["percent"] == ""
+        assert saved["SB"]["steps_percent"] == "0"
+        line = next(s for s in printed.splitlines() if s.startswith("*Times are not compared: "))
+        assert reason.format(*paths) in line
+        for file in ("table2", "table3", "conclusions"):
+            text = (folder / "tables" / f"{file}.md").read_text()
+            assert "Times are not compared: " in text
+        assert "| RAND in SSB-BR's time → SSB-BR | lower | – |" in text
+        assert drawn.count("not drawn: ") == 2 and "wrote " in drawn
+        assert "loss_over_time.png: Times are not compared: " in drawn
+
+
+def test_a_run_resumed_elsewhere_has_times_of_two_machines(tmp_path, monkeypatch, capsys):
+    for name in ("RAND", "SB"):
+        path = write_run(tmp_path, name, 0, [1.0] * 5, epochs=10, start={})
+    records = (path / "metrics.jsonl").read_text().splitlines()
+    start = json.dumps({"event": "start", "epoch": 9, "step": 9, **CPU, "device": "H100"})
+    (path / "metrics.jsonl").write_text("\n".join([*records, start, ""]))
+    call(tables.main, monkeypatch, tmp_path)  # no epoch has followed yet
+    assert "not compared" not in capsys.readouterr().out
+    (path / "metrics.jsonl").write_text("\n".join([*records[:8], start, *records[8:], ""]))
+    call(tables.main, monkeypatch, tmp_path)
+    assert f"{path} trained with device=CPU: a fast one; {path} " in capsys.readouterr().out
+
+
+def test_only_the_times_that_are_used_have_to_be_of_equal_conditions(tmp_path, monkeypatch, capsys):
+    for name, decoder in (("RAND", "scan"), ("SB", "reference")):
+        write_run(tmp_path / "a", name, 0, [1.0] * 5, epochs=10, start={"decoder": decoder})
+        write_run(tmp_path / "b", name, 0, [1.0] * 5, epochs=10, start={})
+    call(tables.main, monkeypatch, tmp_path / "a", "--timing", tmp_path / "b")
+    printed = capsys.readouterr().out
+    assert "Times are not" not in printed and "Peak memory is not compared: " in printed
+    row = read_csv(tmp_path / "a/tables/table2.csv")[0]
+    assert row["minutes"] == "1" and row["memory"] == ""
+    call(tables.main, monkeypatch, tmp_path / "b", "--timing", tmp_path / "a")
+    assert "Times are not compared: " in capsys.readouterr().out
+    row = read_csv(tmp_path / "b/tables/table2.csv")[0]
+    assert row["minutes"] == "" and row["memory"] == "1"
+
+
+def test_the_decoder_of_older_records_is_that_of_the_settings(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path, "RAND", 0, [1.0] * 5, epochs=10)
+    write_run(tmp_path, "SB", 0, [1.0] * 5, epochs=10, decoder="reference")
+    call(tables.main, monkeypatch, tmp_path)
+    assert "RAND/seed0 trained with decoder=scan; " in capsys.readouterr().out
+
+
+def test_too_few_validations_are_not_smoothed(tmp_path, monkeypatch, capsys):
+    drawn, plot = [], figures.Axes.plot
+
+    def record(axes, x, y, *more, **options):
+        drawn.append(list(y))
+        return plot(axes, x, y, *more, **options)
+
+    monkeypatch.setattr(figures.Axes, "plot", record)
+    for n in (2, 3, 4):
+        folder, losses = tmp_path / str(n), [8.0, 4.0, 2.0, 1.0][:n]
+        for name in ("RAND", "SB-BR"):
+            write_run(folder, name, 0, losses, epochs=2 * n)
+        call(tables.main, monkeypatch, folder)
+        printed = capsys.readouterr().out
+        drawn.clear()
+        call(figures.main, monkeypatch, folder)
+        row = read_csv(folder / "tables/table2.csv")[0]
+        names = ("vl1", "vl2", "vl3", "vl_avg", "masked3", "masked_avg")
+        if n < 4:
+            assert drawn[0] == losses
+            assert {row[name] for name in names} == {""} and row["zpr"] == "10"
+            assert f"VL3 and VLavg are left out: with 3 validations or fewer (here {n})" in printed
+            for table in ("table2", "conclusions"):
+                text = (folder / "tables" / f"{table}.md").read_text()
+                assert "VL3 and VLavg are left out" in text
+            assert "**not decidable at this scale**" in text or "**not run**" in text
+        else:
+            assert drawn[0] == pytest.approx([6, 14 / 3, 7 / 3, 1.5])
+            assert [float(row[name]) for name in names[:3]] == pytest.approx(
+                [14 / 3, 7 / 3, 1.5], 1e-4
+            )
+
+
+def test_a_closed_pipe_leaves_the_tables_written(tmp_path):
+    write_run(tmp_path, "RAND", 0, [1.0] * 5, epochs=10)
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.run(
+        [sys.executable, "-m", "scripts.tables", tmp_path], stdout=writer, stderr=subprocess.PIPE,
+        text=True, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert "what this program prints is no longer read" in process.stderr
+    assert "None" not in process.stderr and "Traceback" not in process.stderr
+    assert len(list((tmp_path / "tables").iterdir())) == 9
 
 
 def test_times_can_come_from_other_runs(tmp_path, monkeypatch):
