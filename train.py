@@ -6,9 +6,10 @@ Reads top to bottom: settings, data, model, resume, epochs. The output folder ge
 metrics.jsonl, the last and the best checkpoint, and a validation sample to look at and hear.
 """
 
-if __name__ == "__main__":  # Ctrl-C while modules are imported ends it without a traceback
-    import signal
+import signal
 
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl-C while modules are imported ends it without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
