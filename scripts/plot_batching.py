@@ -365,8 +365,8 @@ def draw_parameters(path: Path, lengths: np.ndarray, args: argparse.Namespace) -
         upper.plot(values, points, color=colour, linewidth=2)
         upper.axhline(random, color="#777777", linestyle="--", linewidth=1)
         upper.annotate(
-            "RAND", (0, random), (4, -4), ("axes fraction", "data"), "offset points",
-            va="top", color="#555555",
+            "RAND", (0, random), (4, 2), ("axes fraction", "data"), "offset points",
+            va="bottom", color="#555555",
         )  # fmt: skip
         upper.plot(chosen, zpr, "o", color="black", markersize=5)
         upper.annotate(
@@ -378,7 +378,7 @@ def draw_parameters(path: Path, lengths: np.ndarray, args: argparse.Namespace) -
         if strategy != "SSB":
             upper.set_xscale("log", base=2)
             upper.xaxis.set_major_formatter("{x:g}")
-        upper.set_ylim(0, 1.12 * random or 1)  # or 1: without padding
+        upper.set_ylim(*(0, 1.12 * random) if random else (-1, 1))
 
         plan = plan_batches(
             clips, strategy, args.batch_size, dynamic_batch_size=False, batch_randomization=False,
@@ -567,6 +567,8 @@ def main() -> None:
     print("\n".join(markdown(rows, args)) + "\n")
     if capacities:
         print("\n".join(capacity_markdown(capacities)) + "\n")
+    if lengths.min() == lengths.max():
+        print("note: all lengths are equal: nothing is padded, whatever the batching\n")
     with rc_context(STYLE):
         for path, what in draw_all(lengths, args).items():
             print(f"wrote {path} ({what})")

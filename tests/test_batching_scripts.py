@@ -139,6 +139,7 @@ def test_clips_of_one_length_are_drawn_without_a_warning(tmp_path, options):
     path = write(tmp_path / "lengths.txt", "5\n" * 50)
     done = run("plot_batching", path, "--seeds", 1, "--output_dir", tmp_path, *options)
     assert (done.returncode, done.stderr) == (0, "")
+    assert "note: all lengths are equal: nothing is padded, whatever the batching\n" in done.stdout
     assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
 
