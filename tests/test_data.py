@@ -658,15 +658,19 @@ def test_ctrl_c_while_mels_are_computed_ends_in_one_line(corpus, settings):
     assert not list(corpus.glob("cache/*"))
 
 
-@pytest.mark.parametrize("content", [b"", b"damaged", "cut", "other type"])
+@pytest.mark.parametrize("content", [b"", b"damaged", "cut", "other type", "header"])
 def test_a_damaged_cache_is_rebuilt(corpus, settings, content):
     hparams = create_hparams(settings)
     clips = load_clips(hparams.training_files, hparams)
     expected = open_mels(clips, hparams)(clips[0])
     path = corpus / "cache" / cache_files(corpus)[0]
     whole = path.read_bytes()
+    header, _, rows = whole.partition(b"\n")
     if content == "other type":
-        np.fromfile(path, np.float32).astype(np.float64).tofile(path)
+        rows = np.frombuffer(rows, np.float32).astype(np.float64).tobytes()
+        path.write_bytes(header + b"\n" + rows)
+    elif content == "header":
+        path.write_bytes(whole.replace(b"/0.wav", b"/1.wav", 1))
     else:
         path.write_bytes(whole[:-100] if content == "cut" else content)
     np.testing.assert_array_equal(open_mels(clips, hparams)(clips[0]), expected)
