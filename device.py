@@ -1,6 +1,7 @@
 """The GPU or the CPU that trains: which it is, its precision, its memory."""
 
 import os
+import platform
 import resource
 import shutil
 import sys
