@@ -47,7 +47,8 @@ def main() -> None:
             notes.append(f"{names[0]} and {name}: times are not compared: {reason}")
         if reason or (run is not first and unequal_conditions([first, run])):
             first = None
-        rows.append([name, f"{len(run.epochs)}/{run.settings['epochs']}", *cells_of(run, first)])
+        done = run.epochs[-1]["epoch"] + 1 if run.epochs else 0
+        rows.append([name, f"{done}/{run.settings['epochs']}", *cells_of(run, first)])
     if reason := unequal_conditions(runs):
         notes.append(f"times are not compared: {reason}")
     if rows:
