@@ -26,6 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 TOGETHER = ("test_run_all", "test_make_demo_corpus", "test_prepare_ljspeech")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in TOGETHER:
