@@ -97,49 +97,40 @@ class MelSpectrogram(nn.Module):
 
 
 def mel_basis(hparams: Any) -> np.ndarray:
-    """Weights (n_mels, n_fft / 2 + 1) float64 that make a mel of magnitudes, as librosa's.
+    """Weights (n_mels, n_fft / 2 + 1) float64 that make a mel of magnitudes."""
+    import librosa  # here, since it takes seconds, and where all mels are cached it can wait
 
-    Triangles of area 1, even on Slaney's scale: linear up to 1000 Hz (15 mel), then logarithmic.
-    """
-
-    def to_mel(hz: np.ndarray) -> np.ndarray:
-        return np.where(hz < 1000, hz * 3 / 200, 15 + 27 * np.log(hz.clip(1000) / 1000) / log_step)
-
-    def to_hz(mel: np.ndarray) -> np.ndarray:
-        return np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * log_step / 27))
-
-    log_step, n = np.log(6.4), hparams.n_mel_channels  # of 27 mel
-    low, high = to_mel(np.array([hparams.mel_fmin, hparams.mel_fmax]))
-    edges = to_hz(np.linspace(low, high, n + 2))[:, None]
-    left, centre, right = edges[:-2], edges[1:-1], edges[2:]
-    hz = np.fft.rfftfreq(hparams.filter_length, 1 / hparams.sampling_rate)
-    triangles = np.minimum((hz - left) / (centre - left), (right - hz) / (right - centre))
-    return triangles.clip(0) * 2 / (right - left)
+    return librosa.filters.mel(
+        sr=hparams.sampling_rate,
+        n_fft=hparams.filter_length,
+        n_mels=hparams.n_mel_channels,
+        fmin=hparams.mel_fmin,
+        fmax=hparams.mel_fmax,
+        dtype=np.float64,
+    )
 
 
 def griffin_lim(mel: Tensor, hparams: Any) -> np.ndarray:
     """Samples float32 in [-1, 1], ``(T_out - 1) * hop_length`` of them, for a log-mel.
 
     Magnitudes come from the mel by the pseudo-inverse, clamped, and phases from 32 iterations of
-    Griffin and Lim (1984), with momentum (Perraudin et al. 2013): intelligible, not natural.
+    Griffin and Lim (1984): intelligible, not natural.
 
     Args:
         mel: (n_mels, T_out)
     """
+    import librosa
+
     if mel.size(1) < 2:  # one frame is a moment, not a sound
         return np.zeros(0, np.float32)
     mel = torch.nan_to_num(mel.double()).clamp(-12, 8)  # an untrained model may give anything
     # Non-negative least squares finds the same magnitudes, in gigabytes.
     inverse = np.linalg.pinv(mel_basis(hparams))  # (n_fft / 2 + 1, n_mels)
-    magnitude = torch.from_numpy(inverse @ mel.exp().cpu().numpy()).clamp(min=0).float()
-    # No zeros, which istft refuses where windows do not overlap.
-    window = torch.hann_window(hparams.win_length) + 1e-3
-    stft = hparams.filter_length, hparams.hop_length, hparams.win_length, window
-    turns = torch.rand(magnitude.shape, generator=torch.Generator().manual_seed(0))
-    phase, before = torch.polar(torch.ones_like(turns), 2 * math.pi * turns), 0.0
-    for _ in range(32):
-        samples = torch.istft(magnitude * phase, *stft)
-        spectrum = torch.stft(samples, *stft, pad_mode="constant", return_complex=True)
-        phase, before = torch.sgn(spectrum - 0.99 / 1.99 * before), spectrum
-    samples = torch.istft(magnitude * phase, *stft)
-    return (samples / samples.abs().max().clamp(min=1)).numpy()
+    samples = librosa.griffinlim(
+        np.maximum(inverse @ mel.exp().cpu().numpy(), 0).astype(np.float32),
+        hop_length=hparams.hop_length,
+        win_length=hparams.win_length,
+        n_fft=hparams.filter_length,
+        random_state=0,
+    )
+    return (samples / max(1.0, np.abs(samples).max())).astype(np.float32)

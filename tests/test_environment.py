@@ -14,14 +14,7 @@ import torch
 import device
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = (
-    "espeakng-loader",
-    "hypothesis",
-    "librosa",
-    "pytest",
-    "pytest-xdist",
-    "ruff",
-)  # by test.sh
+NEEDED = ("espeakng-loader", "hypothesis", "pytest", "pytest-xdist", "ruff")  # by test.sh
 
 
 def listed(name: str) -> set[str]:
