@@ -9,8 +9,13 @@ metrics.jsonl, the last and the best checkpoint, and a validation sample to look
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
+
+# OpenMP's threads wait for each other after every operation. Where another process has one's core
+# they must sleep soon, and not spin as long as libgomp has them: it reads this when torch loads it.
+os.environ.setdefault("GOMP_SPINCOUNT", "600")
 
 import torch
 
@@ -31,8 +36,8 @@ from checkpoint import (
     set_aside,
     set_random_state,
 )
-from data_utils import MelDataset, load_data, make_loader, open_mels
-from device import choose_device, is_out_of_memory, keep_memory
+from data_utils import MelDataset, collate, load_data, make_loader, open_mels
+from device import choose_device, full_precision, is_out_of_memory, keep_memory
 from hparams import (
     DISK_FULL,
     PRESETS,
@@ -169,7 +174,8 @@ def train(args: argparse.Namespace) -> None:
         print(f"{done}: nothing left to do")
         return
 
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    name = f"CPU, threads: {torch.get_num_threads()}"
+    name = torch.cuda.get_device_name() if device.type == "cuda" else name
     print(f"training on {name}, {hparams.precision}", flush=True)
 
     # Data
@@ -185,6 +191,11 @@ def train(args: argparse.Namespace) -> None:
     train_loader = make_loader(train_set, sampler, hparams)
     val_batches = data_utils.validation_batches(val_clips, hparams)
     val_loader = make_loader(MelDataset(val_clips, mels), val_batches, hparams)
+
+    few = [(ids[:n], mel[:10]) for n, (ids, mel) in ((20, train_set[0]), (15, train_set[-1]))]
+    with full_precision():
+        for note in model.check_fast_path(collate(few).to(device)):
+            print(f"note: {note}", flush=True)
 
     if resuming:
         set_aside(folder, source)

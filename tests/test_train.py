@@ -130,9 +130,26 @@ def test_alignment_scores_of_a_diagonal_and_of_none():
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True)])
-def test_fp32_means_it(tmp_path, settings, monkeypatch, precision, allowed):
+def test_tf32_is_of_training_alone(tmp_path, settings, monkeypatch, precision, allowed):
+    def choose(hparams):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_available", lambda: True)
+            patch.setenv("PYTORCH_ALLOC_CONF", "")
+            choose_device(hparams)
+        return torch.device("cpu")
+
+    def forward(self, batch):
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        seen.add((self.training, matmul.allow_tf32, cudnn.allow_tf32))
+        return real_forward(self, batch)
+
+    seen, real_forward = set(), Tacotron2.forward
+    monkeypatch.setattr(train, "choose_device", choose)
+    monkeypatch.setattr(Tacotron2, "forward", forward)
+    monkeypatch.setattr(Tacotron2, "check_fast_path", lambda *args: [])  # in fp32 too
     run(monkeypatch, tmp_path / "run", settings + f"epochs=1,precision={precision}")
-    assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == allowed
+    choose(create_hparams())
+    assert seen == {(True, allowed, allowed), (False, False, False)}
 
 
 def test_bf16_trains_nearly_as_fp32_and_validates_in_fp32(tmp_path, settings, monkeypatch):
@@ -143,6 +160,7 @@ def test_bf16_trains_nearly_as_fp32_and_validates_in_fp32(tmp_path, settings, mo
         dtypes.add((self.training, y.dtype))
         return y
 
+    monkeypatch.setattr(Tacotron2, "check_fast_path", lambda *args: [])  # in fp32
     real_convolve = torch.nn.Conv1d.forward
     monkeypatch.setattr(torch.nn.Conv1d, "forward", convolve)
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
@@ -264,13 +282,6 @@ def test_errors_are_one_line_with_exit_status_2(tmp_path, settings, change, opti
 def test_bad_options_are_named(tmp_path, settings, monkeypatch, options, message):
     with pytest.raises(UserError, match=message):
         run(monkeypatch, tmp_path / "run", settings, *options)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_graphs_without_a_gpu_are_refused():
-    message = "setting decoder=graph: needs an NVIDIA GPU, and none is here; use scan"
-    with pytest.raises(UserError, match=message):
-        choose_device(create_hparams("decoder=graph"))
 
 
 def test_the_decoder_may_change_when_a_run_is_resumed(tmp_path, settings, monkeypatch):
