@@ -15,7 +15,7 @@ from pathlib import Path
 
 # OpenMP's threads wait for each other after every operation. Where another process has one's core
 # they must sleep soon, and not spin as long as libgomp has them: it reads this when torch loads it.
-os.environ.setdefault("GOMP_SPINCOUNT", "600")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
 

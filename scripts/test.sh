@@ -5,5 +5,5 @@ cd "$(dirname "$0")/.."
 source scripts/venv.sh
 ruff check .
 ruff format --check .
-export OMP_NUM_THREADS=1  # the models are tiny: a second thread only waits for the first
+export OMP_NUM_THREADS=1  # of each: two test files run at a time
 python -m pytest --numprocesses 2 --dist loadfile "$@"

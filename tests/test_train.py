@@ -1,6 +1,7 @@
 """train.py as a user runs it, on tones."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from device import choose_device
 from hparams import UserError, create_hparams
 from logger import alignment_scores
 from loss_function import Tacotron2Loss
-from model import Tacotron2
+from model import Attention, Tacotron2
 from trainer import validate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,9 +41,11 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings):
         [sys.executable, "train.py", "-o", output, "-l", tmp_path / "logs", "--hparams",
          settings + "epochs=2,epochs_per_validation=1,guided_attention_weight=1"],
         cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "fp32" in result.stdout and "8 training and 4 validation clips" in result.stdout
+    assert result.stdout.startswith("training on CPU, threads: 1, fp32\n")
+    assert "note" not in result.stdout and "8 training and 4 validation clips" in result.stdout
     assert "epoch 1: training loss" in result.stdout and "validation loss" in result.stdout
     records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     steps, epochs = events(records, "step"), events(records, "epoch")
@@ -282,6 +285,43 @@ def test_errors_are_one_line_with_exit_status_2(tmp_path, settings, change, opti
 def test_bad_options_are_named(tmp_path, settings, monkeypatch, options, message):
     with pytest.raises(UserError, match=message):
         run(monkeypatch, tmp_path / "run", settings, *options)
+
+
+def test_a_changed_model_is_said_and_trained(tmp_path, settings, monkeypatch, capsys):
+    def forward(self, query, *others):
+        context, weights = real_forward(self, query, *others)
+        return 2 * context, weights
+
+    real_forward = Attention.forward
+    monkeypatch.setattr(Attention, "forward", forward)
+    losses, notes = [], []
+    for decoder in ("scan", "reference"):
+        settings_ = f"decoder={decoder},{settings.partition(',')[2]}epochs=1"
+        records = run(monkeypatch, tmp_path / decoder, settings_)
+        losses.append([record["loss"] for record in events(records, "step")])
+        notes.append([line for line in capsys.readouterr().out.splitlines() if "note" in line])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # the encoder's LSTM is still scanned
+    assert len(notes[0]) == 1 and notes[0][0].startswith("note: Decoder: ")
+    assert "; training uses the modules" in notes[0][0] and not notes[1]
+
+
+@pytest.mark.parametrize(("user", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_threads_are_told_to_sleep_soon_before_pytorch_is_loaded(user, expected):
+    program = (
+        "import builtins, os\n"
+        "def note(name, *args, real=builtins.__import__, **options):\n"
+        "    if name == 'torch':\n"
+        "        print(os.environ.get('GOMP_SPINCOUNT')), os._exit(0)\n"
+        "    return real(name, *args, **options)\n"
+        "builtins.__import__ = note\n"
+        "import train\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | user
+    result = subprocess.run(
+        [sys.executable, "-u", "-c", program],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.stdout == expected + "\n", result.stderr
 
 
 def test_the_decoder_may_change_when_a_run_is_resumed(tmp_path, settings, monkeypatch):
