@@ -71,10 +71,12 @@ class Batch(NamedTuple):
     mel: Tensor  # (B, n_mels, T_out) float32 log-mels
     mel_lengths: Tensor  # (B,) int64
     gate: Tensor  # (B, T_out) float32: 1 at the last frame and beyond it
+    cpu_text_lengths: Tensor  # stays on the CPU: packing by it need not wait for the GPU
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on ``device``; from pinned memory without waiting for the copy."""
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
+        moved = (tensor.to(device, non_blocking=True) for tensor in self[:-1])
+        return Batch(*moved, self.cpu_text_lengths)
 
 
 # Clips
@@ -684,7 +686,7 @@ def collate(clips: Sequence[tuple[Tensor, Tensor]] | UserError) -> Batch | UserE
         text[i, : len(ids)] = ids
         mels[i, :, : len(mel)] = mel.T
     gate = (torch.arange(mels.size(2)) >= mel_lengths[:, None] - 1).float()
-    return Batch(text, text_lengths, mels, mel_lengths, gate)
+    return Batch(text, text_lengths, mels, mel_lengths, gate, text_lengths)
 
 
 def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampler:

@@ -13,8 +13,8 @@ lets its loop make the gates' gradients and nothing else, over the saved gates, 
 gradient of every large weight from one product over all frames.
 
 The loops are the four functions that return ``run``: it does a few consecutive steps, on slices
-of the tensors of all steps. With ``graph=True`` it does them on buffers of their own instead,
-so that on a GPU one CUDA graph, captured once for each shape, replaces hundreds of launches.
+of the tensors of all steps. With ``graph=True`` it does them on buffers that all loops share, so
+that on a GPU one CUDA graph, captured once for each shape, replaces hundreds of launches.
 
 ``dtype`` is what the factors and results of products are rounded to that have to do with a weight
 of the LSTMs or its gradient. All else, and what goes in and out, is in the dtype of what is given.
@@ -594,44 +594,67 @@ def _runner(
 
     Args:
         n_written: how many of the tensors given to ``run`` it writes: the first ones
-        graph: do it in buffers of its own, on a GPU as a CUDA graph
+        graph: do it in buffers, on a GPU as a CUDA graph
     """
-    if not graph:
+    if not graph or _cannot_capture:
         return prepare(*constants, *options)
-    graphed = None
+    ready = None
 
     def run(*tensors: Tensor | None) -> None:
-        nonlocal graphed
-        if graphed is None:
-            specs = [
-                tensor if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
-                for tensor in (*constants, *tensors)
-            ]
-            graphed = _graph(prepare, options, len(constants), n_written, *specs)
-            graphed.load(constants)
-        graphed(tensors)
+        nonlocal ready
+        if ready is None:
+            ready = _graphed(prepare, constants, options, n_written, tensors)
+        ready(*tensors)
 
     return run
 
 
+_cannot_capture = False  # one CUDA graph could not be captured, so no other is tried
+
+
+def _graphed(
+    prepare: Callable[..., Callable[..., None]],
+    constants: Sequence[Tensor],
+    options: tuple,
+    n_written: int,
+    tensors: Sequence[Tensor | None],
+) -> Callable[..., None]:
+    """The graph for these shapes with these constants; the loop itself if there can be none."""
+    global _cannot_capture
+    specs = [
+        tensor if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+        for tensor in (*constants, *tensors)
+    ]
+    tf32 = torch.backends.cuda.matmul.allow_tf32  # which a captured product keeps
+    try:
+        graph = _graph(tf32, prepare, options, len(constants), n_written, *specs)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        _cannot_capture = True
+        reason = str(error).partition("\n")[0]
+        print(f"warning: a CUDA graph cannot be captured ({reason}); going on as decoder=scan")
+        return prepare(*constants, *options)
+    graph.load(constants)
+    return graph
+
+
 class _Graph:
-    """The ``run`` of a loop in buffers of its own: copies in, runs, copies out."""
+    """The ``run`` of a loop in buffers that all graphs share: copies in, runs, copies out."""
 
     def __init__(
         self,
+        tf32: bool,
         prepare: Callable[..., Callable[..., None]],
         options: tuple,
         n_constants: int,
         n_written: int,
         *specs: tuple | None,
     ) -> None:
-        with torch.inference_mode(False):  # or training could not write to them
-            buffers = [
-                spec and torch.zeros(spec[0], dtype=spec[1], device=spec[2]) for spec in specs
-            ]
+        buffers = [spec and _buffer(i, *spec) for i, spec in enumerate(specs)]
         self.prepare, self.options, self.n_written = prepare, options, n_written
         self.constants, self.tensors = buffers[:n_constants], buffers[n_constants:]
-        self.graph = self._capture() if buffers[0].is_cuda else None
+        self.graph = self._capture()
 
     def load(self, constants: Sequence[Tensor]) -> None:
         for buffer, tensor in zip(self.constants, constants, strict=True):
@@ -639,7 +662,7 @@ class _Graph:
         if self.graph is None:
             self.run = self.prepare(*self.constants, *self.options)
 
-    def __call__(self, tensors: Sequence[Tensor | None]) -> None:
+    def __call__(self, *tensors: Tensor | None) -> None:
         pairs = list(zip(self.tensors, tensors, strict=True))
         for buffer, tensor in pairs:
             if tensor is not None:
@@ -651,21 +674,36 @@ class _Graph:
         for buffer, tensor in pairs[: self.n_written]:
             tensor.copy_(buffer)
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> torch.cuda.CUDAGraph | None:
+        """None on a CPU."""
+        if not self.constants[0].is_cuda:
+            return None
         run = self.prepare(*self.constants, *self.options)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # once before, as libraries allocate when first called
-            run(*self.tensors)
-        torch.cuda.current_stream().wait_stream(stream)
+        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
-        # The loader's thread may pin memory meanwhile, which a stricter mode forbids.
-        with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
-            run(*self.tensors)
+        with torch.cuda.stream(current):  # so that it is again if the capture fails
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):  # once before, as libraries allocate when first called
+                run(*self.tensors)
+            current.wait_stream(stream)
+            # The loader's thread may pin memory meanwhile, which a stricter mode forbids.
+            with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
+                run(*self.tensors)
         return graph
 
 
 _graph = lru_cache(maxsize=MAX_GRAPHS)(_Graph)
+_flat: dict[tuple, Tensor] = {}
+
+
+def _buffer(i: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The ``i``-th buffer of a graph, in memory that all have in common: no two run at the same
+    time, and whatever one reads is copied in before. Only larger shapes need more."""
+    flat, n = _flat.get((i, dtype, device)), shape.numel()
+    if flat is None or len(flat) < n:
+        with torch.inference_mode(False):  # or training could not write to it
+            flat = _flat[i, dtype, device] = torch.zeros(n, dtype=dtype, device=device)
+    return flat[:n].view(shape)
 
 
 @lru_cache(maxsize=1)

@@ -5,7 +5,8 @@ import platform
 import resource
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -25,10 +26,30 @@ def choose_device(hparams: HParams) -> torch.device:
     torch.backends.cudnn.allow_tf32 = hparams.precision == "tf32"
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # sums stay in fp32
     if torch.cuda.is_available():
+        # Shapes differ in every batch: memory in fixed blocks would fall to pieces.
+        if "PYTORCH_ALLOC_CONF" not in os.environ:
+            os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         return torch.device("cuda")
-    if hparams.decoder == "graph":
-        raise UserError("setting decoder=graph: needs an NVIDIA GPU, and none is here; use scan")
+    for name, value, instead in (("decoder", "graph", "scan"), ("precision", "tf32", "fp32")):
+        if getattr(hparams, name) == value:
+            raise UserError(
+                f"setting {name}={value}: needs an NVIDIA GPU, and none is here; use {instead}"
+            )
     return torch.device("cpu")
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Products in fp32 even if ``precision`` is tf32: validation's losses compare."""
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = False
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
 
 
 def device_name(device: torch.device) -> str:

@@ -80,7 +80,12 @@ class LocationLayer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Location-sensitive attention (Chorowski et al. 2015)."""
+    """Location-sensitive attention (Chorowski et al. 2015).
+
+    Inference calls it. Training takes its weights to decoder_scan, which does the same faster,
+    unless ``decoder=reference``; if it is changed, :meth:`Tacotron2.check_fast_path` finds that
+    they differ, and training calls it too.
+    """
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
@@ -112,7 +117,12 @@ class Attention(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Three convolutions and a bidirectional LSTM over the characters."""
+    """Three convolutions and a bidirectional LSTM over the characters.
+
+    On a CPU training takes the weights of ``lstm`` to decoder_scan, which is faster, unless
+    ``decoder=reference``; if it is changed, :meth:`Tacotron2.check_fast_path` finds that they
+    differ, and training calls it. Inference always does.
+    """
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
@@ -132,7 +142,7 @@ class Encoder(nn.Module):
     def forward(
         self, embedded: Tensor, lengths: Tensor, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """(B, D_symbols, T_in) and descending lengths (B,) -> (B, T_in, D_encoder).
+        """(B, D_symbols, T_in) and, on the CPU, descending lengths (B,) -> (B, T_in, D_encoder).
 
         The convolutions are in ``dtype``, if one is given; likewise in the postnet.
         """
@@ -141,9 +151,9 @@ class Encoder(nn.Module):
             for convolution in self.convolutions:
                 x = dropout(F.relu(convolution(x)), self.p_dropout, self.training)
         x = x.transpose(1, 2).to(embedded.dtype)  # (B, T_in, D_encoder)
-        if self.implementation != "reference" and not x.is_cuda:  # on a GPU cuDNN's is faster
-            return self._scan(x, lengths)
-        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True)
+        if self.training and self.implementation != "reference" and not x.is_cuda:
+            return self._scan(x, lengths)  # on a GPU cuDNN's is faster
+        packed = pack_padded_sequence(x, lengths, batch_first=True)
         memory, _ = pad_packed_sequence(
             self.lstm(packed)[0], batch_first=True, total_length=x.size(1)
         )
@@ -395,11 +405,11 @@ class Tacotron2(nn.Module):
 
         Args:
             batch: ``text`` (B, T_in) int64, ``text_lengths`` (B,) descending, ``mel``
-                (B, n_mels, T_out), ``mel_lengths`` (B,).
+                (B, n_mels, T_out), ``mel_lengths`` (B,); ``cpu_text_lengths`` (B,) on the CPU.
         """
         dtype = self.training_dtype if self.training else None  # validation's losses compare
         embedded = self.embedding(batch.text).transpose(1, 2)  # (B, D_symbols, T_in)
-        memory = self.encoder(embedded, batch.text_lengths, dtype)  # (B, T_in, D_encoder)
+        memory = self.encoder(embedded, batch.cpu_text_lengths, dtype)  # (B, T_in, D_encoder)
         padding = _padding(batch.text_lengths, batch.text.size(1))  # (B, T_in)
         mel, gate, alignment = self.decoder(memory, batch.mel, padding, dtype)
         mel_postnet = mel + self.postnet(mel, dtype)  # (B, n_mels, T_out)
@@ -409,6 +419,59 @@ class Tacotron2(nn.Module):
             padding = _padding(batch.mel_lengths, mel.size(2))  # (B, T_out)
             mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, padding)
         return Output(mel, mel_postnet, gate, alignment)
+
+    def check_fast_path(self, batch: Any) -> list[str]:
+        """Compare decoder_scan with the modules that it stands for, on a batch of a few frames.
+
+        If outputs or gradients differ, because a module was changed, the encoder or the decoder
+        uses its modules from then on. All else is left as it was.
+
+        Returns:
+            a line for each of the two that differs, or one on what the modules raise
+        """
+        before = self.training, self.training_dtype, [buffer.clone() for buffer in self.buffers()]
+        self.train()
+        self.training_dtype = None
+        fast = {part: part.implementation for part in (self.encoder, self.decoder)}
+        for part in fast:
+            part.implementation = "reference"
+        modules, notes = self._outcome(batch), []
+        if isinstance(modules, str):
+            notes, fast = [f"the model's modules raise {modules}; training uses them"], {}
+        for part, implementation in fast.items():
+            part.implementation = implementation
+            if what := _difference(modules, self._outcome(batch)):
+                part.implementation = "reference"
+                notes.append(
+                    f"{type(part).__name__}: decoder_scan does not compute what its modules do "
+                    f"({what}); training uses the modules, which takes longer"
+                )
+        training, self.training_dtype, buffers = before
+        self.train(training)
+        for buffer, value in zip(self.buffers(), buffers, strict=True):
+            buffer.copy_(value)
+        return notes
+
+    def _outcome(self, batch: Any) -> dict[str, Tensor] | str:
+        """Outputs and gradients of the smaller weights, with the same dropout each time; or what
+        was raised."""
+        device = batch.mel.device
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                torch.manual_seed(0)
+                output = self(batch)
+            outcome = {name: getattr(output, name) for name in ("mel", "gate", "alignment")}
+            total = sum((x * x.detach().cos()).sum() for x in outcome.values())
+            weights = {name: p for name, p in self.named_parameters() if p.numel() < 100_000}
+            gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # a changed module may raise anything
+            return f"{type(error).__name__}: {error}".partition("\n")[0]
+        for name, gradient in zip(weights, gradients, strict=True):
+            if gradient is not None:
+                outcome[f"gradient of {name}"] = gradient
+        return outcome
 
     @torch.inference_mode()
     def inference(self, text: Tensor, text_lengths: Tensor | None = None) -> InferenceOutput:
@@ -474,6 +537,22 @@ class Tacotron2(nn.Module):
 def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:
     """In which convolutions are in ``dtype``, or as they come if that is None."""
     return torch.autocast(x.device.type, dtype, enabled=dtype is not None)
+
+
+def _difference(modules: dict[str, Tensor], fast: dict[str, Tensor] | str) -> str | None:
+    """What is not the same but for rounding."""
+    if isinstance(fast, str):
+        return fast
+    if odd := modules.keys() ^ fast.keys():
+        return f"{min(odd)} in one of them only"
+    gradients = [value.norm() for name, value in modules.items() if name.startswith("gradient")]
+    for name, value in modules.items():
+        # Where batch norm follows a bias, its gradient is nothing but rounding.
+        least = 1e-3 * max(gradients) if name.startswith("gradient") else 0
+        expected, ours = value.nan_to_num(), fast[name].nan_to_num()
+        if not (ours - expected).norm() <= 1e-3 * max(expected.norm(), least):
+            return f"{name} differs by {(ours - expected).norm() / expected.norm():.1g} of its size"
+    return None
 
 
 def _drop(hidden: Tensor, mask: Tensor | None, p: float) -> Tensor:

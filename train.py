@@ -15,9 +15,14 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+
+# OpenMP's threads wait for each other after every operation. Where another process has one's core
+# they must sleep soon, and not spin as long as libgomp has them: it reads this when torch loads it.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
 
@@ -41,8 +46,16 @@ from checkpoint import (
     set_aside,
     set_random_state,
 )
-from data_utils import MelDataset, load_data, make_loader, open_mels
-from device import choose_device, device_name, is_out_of_memory, keep_memory, n_cores, why_no_gpu
+from data_utils import MelDataset, collate, load_data, make_loader, open_mels
+from device import (
+    choose_device,
+    device_name,
+    full_precision,
+    is_out_of_memory,
+    keep_memory,
+    n_cores,
+    why_no_gpu,
+)
 from hparams import (
     AUDIO,
     DISK_FULL,
@@ -221,7 +234,8 @@ def train(args: argparse.Namespace) -> None:
     if reason := why_no_gpu():
         print(f"note: no GPU is used: {reason}")
     name = device_name(device)
-    print(f"training on {name}, {hparams.precision}", flush=True)
+    threads = f", {torch.get_num_threads()} threads" * (device.type == "cpu")
+    print(f"training on {name}{threads}, {hparams.precision}", flush=True)
     if hparams.num_workers > n_cores():
         print(f"note: num_workers={hparams.num_workers} on {n_cores()} cores: more load no faster")
 
@@ -249,6 +263,11 @@ def train(args: argparse.Namespace) -> None:
     val_batches = data_utils.validation_batches(val_clips, hparams)
     val_loader = make_loader(MelDataset(val_clips, mels), val_batches, hparams)
 
+    few = [(ids[:n], mel[:10]) for n, (ids, mel) in ((20, train_set[0]), (15, train_set[-1]))]
+    with full_precision():
+        for note in model.check_fast_path(collate(few).to(device)):
+            print(f"note: {note}", flush=True)
+
     if resuming:
         set_aside(folder, source)
     with replacing(folder / "hparams.json") as file:
@@ -273,7 +292,7 @@ def train(args: argparse.Namespace) -> None:
                 {
                     "device": name,
                     "threads": torch.get_num_threads(),
-                    "decoder": hparams.decoder,
+                    "decoder": model.decoder.implementation,
                     "precision": hparams.precision,
                     "torch": torch.__version__,
                 }

@@ -24,7 +24,7 @@ from checkpoint import (
     set_random_state,
 )
 from data_utils import Batch, MelDataset, collate, loaded, progress
-from device import is_out_of_memory, peak_memory, synchronize
+from device import full_precision, is_out_of_memory, peak_memory, synchronize
 from hparams import HParams, UserError
 from logger import RunLogger, Sample, alignment_scores
 from loss_function import Tacotron2Loss
@@ -296,6 +296,7 @@ def too_large(batch: Batch) -> str:
 
 
 @torch.no_grad()
+@full_precision()
 def validate(
     model: Tacotron2,
     loader: DataLoader,

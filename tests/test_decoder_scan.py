@@ -1,5 +1,7 @@
 """The scans equal the loop: outputs, gradients, masks, padding; or say so when they cannot."""
 
+import gc
+
 import pytest
 import torch
 from conftest import TINY, noise_batch
@@ -318,6 +320,73 @@ def test_graphs_are_shared_by_like_shapes_and_bounded():
     assert info.misses == 2 and info.hits == 4 and info.maxsize == decoder_scan.MAX_GRAPHS
     decoder_scan.lstm(*lstm_inputs(5, 9), None, 1.0, True)
     assert decoder_scan._graph.cache_info().misses == 3
+
+
+def test_graphs_of_all_shapes_share_the_memory_of_the_largest():
+    decoder_scan._graph.cache_clear()
+    decoder_scan._flat.clear()
+
+    def held() -> int:
+        """Bytes that graphs hold, their constants and the tensors of their steps."""
+        graphs = [x for x in gc.get_objects() if type(x) is decoder_scan._Graph]
+        storages = {
+            buffer.untyped_storage().data_ptr(): buffer.untyped_storage().nbytes()
+            for graph in graphs
+            for buffer in (*graph.constants, *graph.tensors)
+            if buffer is not None
+        }
+        return sum(storages.values())
+
+    gc.collect()
+    sizes, of_shapes = [], []
+    for B in (3, 2, 1):  # clips, rounded up to a multiple of 8 each
+        B *= decoder_scan.B_MULTIPLE
+        x, *weights = lstm_inputs(9, B)
+        inputs, padding = attend_inputs(9, 3)
+        memory, keys = (tensor[:1].expand(B, -1, -1) for tensor in inputs[1:3])
+        inputs = (leaf(9, B, 4), memory, keys, *inputs[3:])
+        padding = padding[:1].expand(B, -1)
+        decoder_scan.lstm(x, *weights, None, 1.0, True).sum().backward()
+        features, contexts, _ = attend(inputs, padding, None, 1.0, True)
+        (features.sum() + contexts.sum()).backward()
+        sizes.append(held())
+        of_shapes.append(decoder_scan._graph.cache_info().currsize)
+    assert of_shapes == [4, 8, 12]  # two loops, there and back
+    assert sizes[0] == sizes[1] == sizes[2] > 0
+
+
+def test_a_graph_that_cannot_be_captured_is_said_once_and_the_scan_goes_on(monkeypatch, capsys):
+    def capture(self):
+        raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
+
+    decoder_scan._graph.cache_clear()
+    monkeypatch.setattr(decoder_scan._Graph, "_capture", capture)
+    monkeypatch.setattr(decoder_scan, "_cannot_capture", False)
+    assert_equal(build(), batch_of([17, 9, 5], [23, 41, 1], torch.float64), "graph", 1e-11)
+    assert capsys.readouterr().out == (
+        "warning: a CUDA graph cannot be captured (operation not permitted when stream is "
+        "capturing); going on as decoder=scan\n"
+    )
+    decoder_scan._graph.cache_clear()
+
+
+def test_out_of_memory_in_a_capture_is_no_reason_to_go_on(monkeypatch):
+    def capture(self):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    decoder_scan._graph.cache_clear()
+    monkeypatch.setattr(decoder_scan._Graph, "_capture", capture)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        decoder_scan.lstm(*lstm_inputs(5, 2), None, 1.0, True)
+    assert not decoder_scan._cannot_capture
+
+
+def test_a_graph_is_of_the_precision_that_it_was_captured_in():
+    decoder_scan._graph.cache_clear()
+    for allowed in (False, True, False):
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        decoder_scan.lstm(*lstm_inputs(5, 2), None, 1.0, True)
+    assert decoder_scan._graph.cache_info()[:2] == (1, 2)  # hits, misses
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.999999])

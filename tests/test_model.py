@@ -1,12 +1,14 @@
+import contextlib
 import warnings
 
 import pytest
 import torch
 from conftest import TINY, noise_batch
 
+import model as model_module
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
-from model import Tacotron2
+from model import Attention, Decoder, Tacotron2
 
 NO_DROPOUT = ",".join(
     f"p_{part}_dropout=0" for part in ("encoder", "prenet", "attention", "decoder", "postnet")
@@ -52,7 +54,8 @@ NVIDIA |= {
 
 def build(overrides: str = "") -> Tacotron2:
     torch.manual_seed(0)
-    return Tacotron2(create_hparams(TINY + overrides))
+    base = TINY.partition(",")[2] if "decoder=" in overrides else TINY
+    return Tacotron2(create_hparams(base + overrides))
 
 
 def test_names_shapes_and_size_are_nvidias():
@@ -185,3 +188,117 @@ def test_a_clip_that_never_stops_is_reported(tiny):
 def test_inference_in_training_mode_is_refused():
     with pytest.raises(ValueError, match=r"call model.eval\(\)"):
         build().inference(torch.ones(1, 3, dtype=torch.int64))
+
+
+# A changed model
+
+
+def doubled_energies(self, query, memory, keys, weights, padding):
+    features = self.query_layer(query)[:, None] + self.location_layer(weights) + keys
+    energies = 2 * self.v(torch.tanh(features)).squeeze(2)
+    weights = torch.softmax(energies.masked_fill(padding, -torch.inf), 1)
+    return torch.bmm(weights[:, None], memory).squeeze(1), weights
+
+
+def without_location(self, query, memory, *others):
+    return attention_forward(self, query, memory, others[0], 0 * others[1], others[2])
+
+
+def without_gradient(self, query, *others):
+    context, weights = attention_forward(self, query, *others)
+    return context, weights.detach()
+
+
+def raising(self, query, *others):
+    raise KeyError("no such speaker")
+
+
+def longer_memory(self, query, memory, keys, weights, padding):
+    context, weights = attention_forward(self, query, memory, keys, weights, padding)
+    return torch.cat((context, context), 1), weights
+
+
+def other_step(self, frame, state, *others, **masks):
+    return decoder_step(self, frame, state._replace(context=0 * state.context), *others, **masks)
+
+
+attention_forward, decoder_step = Attention.forward, Decoder.step
+CHANGES = {
+    "energies": (Attention, "forward", doubled_energies, "mel differs by"),
+    "location": (Attention, "forward", without_location, " differs by"),
+    "gradient": (Attention, "forward", without_gradient, "gradient of"),
+    "raises": (Attention, "forward", raising, "raise KeyError: 'no such speaker'"),
+    "shapes": (Attention, "forward", longer_memory, "raise RuntimeError: "),
+    "step": (Decoder, "step", other_step, "mel differs by"),
+}
+
+
+def few_frames(hparams):
+    return noise_batch(hparams, [20, 15], [10, 10])
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_of_an_unchanged_model_nothing_is_said_and_nothing_is_left(tiny, decoder):
+    model = build(f",decoder={decoder},precision=bf16").eval()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random = torch.get_rng_state()
+    assert model.check_fast_path(few_frames(tiny)) == []
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert model.encoder.implementation == model.decoder.implementation == decoder
+    assert not model.training and model.training_dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("decoder", ("scan", "graph"))
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_decoder_is_noticed_and_trained(tiny, monkeypatch, decoder, change):
+    of, name, function, what = CHANGES[change]
+    monkeypatch.setattr(of, name, function)
+    model = build(f",decoder={decoder}")
+    (note,) = model.check_fast_path(few_frames(tiny))
+    assert what in note and "training uses " in note and "\n" not in note
+    assert model.decoder.implementation == "reference"
+    if "raise" not in what:
+        assert note.startswith("Decoder: decoder_scan does not compute what its modules do")
+        assert model.encoder.implementation == decoder
+
+
+@pytest.mark.parametrize("kind", ["GRU", "deeper", "no weights"])
+def test_a_changed_encoder_is_noticed_and_trained(tiny, kind):
+    class NoWeights(torch.nn.Module):
+        def forward(self, packed):
+            return packed, None
+
+    model = build(",decoder=scan")
+    model.encoder.lstm = {
+        "GRU": lambda: torch.nn.GRU(8, 4, batch_first=True, bidirectional=True),
+        "deeper": lambda: torch.nn.LSTM(8, 4, 2, batch_first=True, bidirectional=True),
+        "no weights": NoWeights,
+    }[kind]()
+    (note,) = model.check_fast_path(few_frames(tiny))
+    assert note.startswith("Encoder: decoder_scan does not compute what its modules do")
+    assert (model.encoder.implementation, model.decoder.implementation) == ("reference", "scan")
+    output = model(few_frames(tiny))
+    output.mel.sum().backward()
+
+
+def test_inference_calls_the_encoders_lstm(tiny, monkeypatch):
+    model = build(",decoder=scan,max_decoder_steps=2").eval()
+    called = []
+    model.encoder.lstm.register_forward_hook(lambda *args: called.append(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.inference(torch.ones(1, 5, dtype=torch.int64))
+    assert called
+
+
+@pytest.mark.parametrize("decoder", ("reference", "scan"))
+def test_no_step_waits_for_a_length_to_come_from_the_device(tiny, decoder, monkeypatch):
+    """On the device "meta" no number can come back; the fast encoder is of CPUs alone."""
+    monkeypatch.setattr(model_module, "_autocast", lambda *args: contextlib.nullcontext())
+    model = build(f",decoder={decoder}").to("meta")
+    model.encoder.implementation = "reference"
+    batch = noise_batch(tiny, [7, 5, 3], [9, 12, 4]).to(torch.device("meta"))
+    assert batch.text_lengths.is_meta and not batch.cpu_text_lengths.is_meta
+    Tacotron2Loss()(model(batch), batch).objective.backward()

@@ -25,7 +25,7 @@ from device import choose_device, device_name
 from hparams import UserError, create_hparams
 from logger import alignment_scores
 from loss_function import Tacotron2Loss
-from model import Tacotron2
+from model import Attention, Tacotron2
 from trainer import validate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,9 +49,11 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings):
         [sys.executable, "train.py", "-o", output, "-l", tmp_path / "logs", "--hparams",
          settings + "epochs=2,epochs_per_validation=1,guided_attention_weight=1"],
         cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "fp32" in result.stdout and "8 training and 4 validation clips" in result.stdout
+    assert result.stdout.startswith("training on CPU, threads: 1, fp32\n")
+    assert "note" not in result.stdout and "8 training and 4 validation clips" in result.stdout
     assert "epoch 1: training loss" in result.stdout and "validation loss" in result.stdout
     records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     steps, epochs = events(records, "step"), events(records, "epoch")
@@ -162,9 +164,26 @@ def test_alignment_scores_of_a_diagonal_and_of_none():
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True)])
-def test_fp32_means_it(tmp_path, settings, monkeypatch, precision, allowed):
+def test_tf32_is_of_training_alone(tmp_path, settings, monkeypatch, precision, allowed):
+    def choose(hparams):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_available", lambda: True)
+            patch.setenv("PYTORCH_ALLOC_CONF", "")
+            choose_device(hparams)
+        return torch.device("cpu")
+
+    def forward(self, batch):
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        seen.add((self.training, matmul.allow_tf32, cudnn.allow_tf32))
+        return real_forward(self, batch)
+
+    seen, real_forward = set(), Tacotron2.forward
+    monkeypatch.setattr(train, "choose_device", choose)
+    monkeypatch.setattr(Tacotron2, "forward", forward)
+    monkeypatch.setattr(Tacotron2, "check_fast_path", lambda *args: [])  # in fp32 too
     run(monkeypatch, tmp_path / "run", settings + f"epochs=1,precision={precision}")
-    assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == allowed
+    choose(create_hparams())
+    assert seen == {(True, allowed, allowed), (False, False, False)}
 
 
 def test_bf16_trains_nearly_as_fp32_and_validates_in_fp32(tmp_path, settings, monkeypatch):
@@ -175,6 +194,7 @@ def test_bf16_trains_nearly_as_fp32_and_validates_in_fp32(tmp_path, settings, mo
         dtypes.add((self.training, y.dtype))
         return y
 
+    monkeypatch.setattr(Tacotron2, "check_fast_path", lambda *args: [])  # in fp32
     real_convolve = torch.nn.Conv1d.forward
     monkeypatch.setattr(torch.nn.Conv1d, "forward", convolve)
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
@@ -359,11 +379,41 @@ def test_bad_options_are_named(tmp_path, settings, monkeypatch, options, message
         run(monkeypatch, tmp_path / "run", settings, *options)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_graphs_without_a_gpu_are_refused():
-    message = "setting decoder=graph: needs an NVIDIA GPU, and none is here; use scan"
-    with pytest.raises(UserError, match=message):
-        choose_device(create_hparams("decoder=graph"))
+def test_a_changed_model_is_said_and_trained(tmp_path, settings, monkeypatch, capsys):
+    def forward(self, query, *others):
+        context, weights = real_forward(self, query, *others)
+        return 2 * context, weights
+
+    real_forward = Attention.forward
+    monkeypatch.setattr(Attention, "forward", forward)
+    losses, notes = [], []
+    for decoder in ("scan", "reference"):
+        settings_ = f"decoder={decoder},{settings.partition(',')[2]}epochs=1"
+        records = run(monkeypatch, tmp_path / decoder, settings_)
+        losses.append([record["loss"] for record in events(records, "step")])
+        notes.append([line for line in capsys.readouterr().out.splitlines() if "note" in line])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # the encoder's LSTM is still scanned
+    assert len(notes[0]) == 1 and notes[0][0].startswith("note: Decoder: ")
+    assert "; training uses the modules" in notes[0][0] and not notes[1]
+
+
+@pytest.mark.parametrize(("user", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_threads_are_told_to_sleep_soon_before_pytorch_is_loaded(user, expected):
+    program = (
+        "import builtins, os\n"
+        "def note(name, *args, real=builtins.__import__, **options):\n"
+        "    if name == 'torch':\n"
+        "        print(os.environ.get('GOMP_SPINCOUNT')), os._exit(0)\n"
+        "    return real(name, *args, **options)\n"
+        "builtins.__import__ = note\n"
+        "import train\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | user
+    result = subprocess.run(
+        [sys.executable, "-u", "-c", program],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.stdout == expected + "\n", result.stderr
 
 
 def test_the_decoder_may_change_when_a_run_is_resumed(tmp_path, settings, monkeypatch):
