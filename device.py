@@ -86,7 +86,7 @@ def why_no_gpu() -> str:
     return f"torch {torch.__version__}: {reason}{hidden}"
 
 
-def keep_memory() -> None:
+def use_large_pages() -> None:
     """Let a CPU's tensors have pages of 2 MB, so that a step does not get its memory in pieces of
     4 KB, each cleared. To be called before there is any tensor.
 

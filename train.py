@@ -52,8 +52,8 @@ from device import (
     device_name,
     full_precision,
     is_out_of_memory,
-    keep_memory,
     n_cores,
+    use_large_pages,
     why_no_gpu,
 )
 from hparams import (
@@ -116,7 +116,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    keep_memory()
+    use_large_pages()
     args = parse_args()
     with locked(args.output_dir), making(args.log_dir or args.output_dir):
         try:

@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import model as model_module
 from batching import plan_batches
 from data_utils import Batch, collate
-from device import choose_device, keep_memory, peak_memory, synchronize
+from device import choose_device, peak_memory, synchronize, use_large_pages
 from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
 from loss_function import Tacotron2Loss
 from model import Decoder, Tacotron2
@@ -138,7 +138,7 @@ def worker(
 ) -> None:
     """Does the steps it is asked for: a shape comes, its times and the peak memory go."""
     if not implementation.startswith("nvidia"):
-        keep_memory()
+        use_large_pages()
     torch.set_num_threads(args.threads)
     torch.backends.mkldnn.enabled = not args.no_onednn
     hparams = settings(implementation, args)

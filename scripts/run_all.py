@@ -43,7 +43,7 @@ import data_utils
 from batching import batch_statistics
 from checkpoint import load_newest, making
 from data_utils import Clip, collate, load_data
-from device import choose_device, is_out_of_memory, keep_memory, synchronize
+from device import choose_device, is_out_of_memory, synchronize, use_large_pages
 from hparams import (
     ArgumentParser,
     HParams,
@@ -315,7 +315,7 @@ def measure(hparams: HParams, B: int, T_in: int, T_out: int, begun: float) -> Co
 
     ``begun`` is time.time() before the process that measures was started.
     """
-    keep_memory()
+    use_large_pages()
     device = choose_device(hparams)
     model = Tacotron2(hparams).to(device)
     optimizer = torch.optim.Adam(model.parameters())

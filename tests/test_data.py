@@ -84,11 +84,11 @@ def test_griffin_lim_takes_little_memory_where_memory_is_kept():
     """10 seconds of sound, in a process that trains: less than 300 MB."""
     program = """
 import torch
-from device import keep_memory, peak_memory
+from device import use_large_pages, peak_memory
 from hparams import create_hparams
 from layers import griffin_lim
 
-keep_memory()
+use_large_pages()
 hparams = create_hparams()
 mel = torch.randn(80, 10 * hparams.sampling_rate // hparams.hop_length) - 4
 griffin_lim(mel[:, :10], hparams)  # imports what it needs
