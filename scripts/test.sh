@@ -6,4 +6,4 @@ source scripts/venv.sh espeakng-loader hypothesis pytest pytest-xdist ruff
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 export OMP_NUM_THREADS=1  # of each: two tests run at a time
-"$PYTHON" -m pytest --numprocesses 2 --dist loadgroup "$@"
+"$PYTHON" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"

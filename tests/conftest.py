@@ -22,15 +22,10 @@ if not os.environ.get("CI"):
 # Started by a shell in the background, programs ignore Ctrl-C, and so would those tested here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Their files have fixtures that take long: their tests stay in one process. Others share out.
-TOGETHER = ("test_run_all", "test_make_demo_corpus", "test_prepare_ljspeech")
 
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    """The longest files first, one for each of test.sh's processes, so that both end together."""
+    items.sort(key=lambda item: item.path.stem not in ("test_run_all", "test_resume"))
 
 
 # DECODER=reference bash scripts/test.sh runs every test with another decoder.
