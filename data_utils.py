@@ -427,7 +427,8 @@ class _Compute(Dataset):
 
     def __init__(self, clips: Sequence[Clip], hparams: HParams, check_only: bool = False) -> None:
         self.clips, self.check_only, self.hop_length = clips, check_only, hparams.hop_length
-        self.spectrogram = MelSpectrogram(hparams)
+        with _uninterrupted():  # the import of librosa may swallow a KeyboardInterrupt
+            self.spectrogram = MelSpectrogram(hparams)
 
     def __len__(self) -> int:
         return len(self.clips)
@@ -636,13 +637,19 @@ def _run(jobs: _Compute, what: str) -> Iterator[np.ndarray | str]:
     loader = DataLoader(
         jobs, batch_size=None, num_workers=workers, collate_fn=_as_is, generator=generator
     )
-    # Processes inherit the mask: Ctrl-C, which goes to all of them, is for this one alone.
+    with _uninterrupted():  # processes inherit it: Ctrl-C, which goes to all, is for this one alone
+        results = iter(loader)
+    yield from progress(results, desc=what, unit="clip", total=len(jobs))
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """In this Ctrl-C waits until the end."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        results = iter(loader)
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    yield from progress(results, desc=what, unit="clip", total=len(jobs))
 
 
 def _as_is(item: object) -> object:

@@ -652,7 +652,7 @@ def test_ctrl_c_while_mels_are_computed_ends_in_one_line(corpus, settings):
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate()[1] == "interrupted\n" and process.returncode == 130
+    assert process.communicate(timeout=100)[1] == "interrupted\n" and process.returncode == 130
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     assert not list(corpus.glob("cache/*"))
