@@ -181,9 +181,10 @@ def choose_settings(
 
 def train(args: argparse.Namespace) -> None:
     folder = args.output_dir
-    if any(folder.glob("checkpoint_*.pt")) and not args.resume:
+    unbegun = folder / "checkpoint_00000000.pt"  # of a run without a step, of which nothing is lost
+    if not args.resume and set(folder.glob("checkpoint_*.pt")) - {unbegun}:
         raise UserError(f"{folder}: holds a run; --resume it, or give another -o")
-    source, state = load_newest(folder)
+    source, state = load_newest(folder) if args.resume else (None, {})
     resuming = source is not None
     if args.resume and not resuming:
         if not args.hparams and not args.preset:
@@ -288,15 +289,11 @@ def train(args: argparse.Namespace) -> None:
     # Epochs
     with StopSignals() as stop:
         try:
-            first = run.begin(
-                {
-                    "device": name,
-                    "threads": torch.get_num_threads(),
-                    "decoder": model.decoder.implementation,
-                    "precision": hparams.precision,
-                    "torch": torch.__version__,
-                }
-            )
+            trained_by = {"threads": torch.get_num_threads(), "torch": torch.__version__}
+            trained_by |= {"decoder": model.decoder.implementation, "precision": hparams.precision}
+            logger.log_start(at.epoch, at.step, {"device": name, **trained_by})
+            # So that a kill before the first step leaves a run to resume.
+            first = None if resuming else run.save()
             if hparams.largest_first:
                 epochs = range(at.epoch, hparams.epochs)
                 batches = data_utils.largest_batches(train_clips, sampler, epochs)

@@ -16,7 +16,6 @@ from batching import batch_statistics
 from checkpoint import (
     BEST,
     StopSignals,
-    checkpoints,
     keep_newest,
     link,
     random_state,
@@ -84,13 +83,6 @@ class Run:
         keep_newest(self.folder, self.hparams.keep_checkpoints)
         self.saved_at = time.monotonic()
         return path
-
-    def begin(self, trained_by: dict[str, str | int]) -> Path | None:
-        """Log what trains. Save, if nothing is saved yet, so that a kill before the first step
-        leaves a run to resume, with its settings and weights; returns that checkpoint.
-        """
-        self.logger.log_start(self.at.epoch, self.at.step, trained_by)
-        return None if checkpoints(self.folder) else self.save()
 
     def epoch(self, train_loader: DataLoader, val_loader: DataLoader, stop: StopSignals) -> None:
         """What is left of an epoch, and what follows it: validation and a checkpoint."""

@@ -316,6 +316,19 @@ def test_killed_before_its_first_checkpoint_it_is_resumed_with_its_settings(
     soak.assert_same_run(tmp_path / "whole", tmp_path / "broken")
 
 
+def test_a_run_that_was_killed_before_its_first_step_may_be_started_anew(
+    tmp_path, settings, monkeypatch
+):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer.Run, "try_batches", killed_by("try_batches"))
+        run(patch, tmp_path / "run", settings + "epochs=2")
+    run(monkeypatch, tmp_path / "run", settings + "epochs=1,lrf=0.5")  # killed for its settings
+    run(monkeypatch, tmp_path / "other", settings + "epochs=1,lrf=0.5")
+    soak.assert_same_run(tmp_path / "run", tmp_path / "other")
+    with pytest.raises(UserError, match="run: holds a run; --resume it, or give another -o"):
+        run(monkeypatch, tmp_path / "run", settings + "epochs=1")
+
+
 def test_killed_before_it_began_there_is_nothing_to_resume(tmp_path, settings, monkeypatch, capsys):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(train, "open_mels", killed_by("open_mels"))
