@@ -564,7 +564,7 @@ class MelCache:
         own = 4 * self.n_mels * sum(clip.n_frames for clip in clips)
         line = f"mel cache {self.folder}: {size(used)}, {own / 1e6:,.1f} MB of it for this run"
         if stale:
-            line += f"; {size(stale)} more are stale, delete them if no other run reads them: "
+            line += f"; this run does not read {size(stale)} more, stale unless another run does: "
         return line + ", ".join(path.name for path in stale)
 
 

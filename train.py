@@ -253,8 +253,8 @@ def train(args: argparse.Namespace) -> None:
         at.epoch = at.step // len(sampler)
     if at.epoch >= hparams.epochs:
         raise UserError(
-            f"{source}: has {at.epoch} epochs; set epochs above that, or take its weights by "
-            "--warm_start"
+            f"{source}: has {at.epoch} epochs; set epochs={at.epoch + 1} or more, or take its "
+            "weights by --warm_start"
         )
     mels = open_mels([*train_clips, *val_clips], hparams)
     if hparams.cache_mels:

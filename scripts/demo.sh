@@ -4,7 +4,8 @@
 # Called again, it redoes only what is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-source scripts/venv.sh espeakng-loader
+NEEDS=espeakng-loader
+source scripts/venv.sh
 
 echo "== 600 clips of 0.4 to 4 seconds, as varied in length as LJSpeech's"
 "$PYTHON" scripts/make_demo_corpus.py data/demo --clips 600 --duration_scale 0.4

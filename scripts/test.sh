@@ -2,7 +2,8 @@
 # Run the checks and the tests: bash scripts/test.sh [pytest's options]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-source scripts/venv.sh espeakng-loader hypothesis pytest pytest-xdist ruff
+NEEDS="espeakng-loader hypothesis pytest pytest-xdist ruff"
+source scripts/venv.sh
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 export OMP_NUM_THREADS=1  # of each: two tests run at a time

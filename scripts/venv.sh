@@ -1,9 +1,9 @@
-# Sourced from the project's root: source scripts/venv.sh [PACKAGE...]
-# Sets PYTHON to an interpreter that has requirements.txt and these packages of
-# requirements-dev.txt: the caller's python3 (or PYTHON=python3.12) if it has them all, else
+# Sourced from the project's root: NEEDS="PACKAGE ..." source scripts/venv.sh
+# Sets PYTHON to an interpreter that has requirements.txt and the packages of
+# requirements-dev.txt that NEEDS names: the caller's python3 (or PYTHON=python3.12) if it has them all, else
 # .venv's. Makes .venv, and again when the requirements change. CI always uses .venv.
 PYTHON=${PYTHON:-python3}
-if [ -n "${CI:-}" ] || ! "$PYTHON" - "$@" <<'END'
+if [ -n "${CI:-}" ] || ! "$PYTHON" - ${NEEDS:-} <<'END'
 import sys
 
 try:

@@ -61,7 +61,8 @@ def project(tmp_path) -> Path:
 
 def chosen(project: Path, python: str = sys.executable, ci: str = "", status: int = 0):
     """The interpreter that venv.sh chooses, its output before that, and its errors."""
-    script = f'source {ROOT}/scripts/venv.sh {" ".join(NEEDED)}; echo "$PYTHON"'
+    script = f'set -- --help; NEEDS="{" ".join(NEEDED)}"; '  # arguments are the caller's own
+    script += f'source {ROOT}/scripts/venv.sh; echo "$PYTHON"'
     result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=project, capture_output=True, text=True, check=False,

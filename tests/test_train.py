@@ -525,7 +525,7 @@ def test_a_resumed_run_keeps_its_settings(tmp_path, settings, monkeypatch):
 def test_a_checkpoint_with_all_epochs_done_is_named(tmp_path, settings, monkeypatch):
     run(monkeypatch, tmp_path / "first", settings + "epochs=2")
     checkpoint = str(checkpoints(tmp_path / "first")[0])
-    with pytest.raises(UserError, match=r"\.pt: has 2 epochs; set epochs above that"):
+    with pytest.raises(UserError, match=r"\.pt: has 2 epochs; set epochs=3 or more"):
         run(monkeypatch, tmp_path / "second", settings + "epochs=2", "-c", checkpoint)
 
 
