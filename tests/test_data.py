@@ -630,7 +630,8 @@ def test_what_a_cache_costs_and_which_files_are_stale(corpus, settings, monkeypa
     assert len(used) == 2 and line == (
         f"mel cache {corpus}/cache: {sum(p.stat().st_size for p in used) / 1e6:.1f} MB, "
         f"{40 * frames / 1e6:.1f} MB of it for this run; this run does not read 0.2 MB more, "
-        f"stale unless another run does: 0123456789abcdef.f32, 0123456789abcdef.f32.part, {stale.name}"
+        "stale unless another run does: 0123456789abcdef.f32, 0123456789abcdef.f32.part, "
+        f"{stale.name}"
     )
     assert all(path.read_bytes() == content for path, content in before.items())
 
