@@ -44,27 +44,25 @@ MAY_CHANGE = {
 # A run's folder
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, fix: str = "give another folder") -> None:
     """Make ``path`` a folder that can be written.
 
     Raises:
-        UserError: it cannot be.
+        UserError: it cannot be; ``fix`` says what to do.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({error.strerror}); give another folder"
-        ) from None
+        raise UserError(f"{path}: cannot be written ({error.strerror}); {fix}") from None
 
 
 @contextmanager
-def making(folder: Path) -> Iterator[None]:
+def making(folder: Path, fix: str = "give another folder") -> Iterator[None]:
     """:func:`make_folder`; whatever of it is new and still empty is removed after an error."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        make_folder(folder)
+        make_folder(folder, fix)
         yield
     except BaseException:
         with suppress(OSError):  # not empty
@@ -268,13 +266,19 @@ def saved_hparams(state: dict[str, Any], path: Path) -> HParams:
     Raises:
         UserError: it has none, or some that this version does not know.
     """
-    try:
-        return HParams(**state["hparams"])
-    except (KeyError, TypeError) as error:
+    if "hparams" not in state:
+        raise UserError(f"{path}: has no settings in it; start from its weights by -c")
+    if unknown := unknown_settings(state):
         raise UserError(
-            f"{path}: no settings that this version knows ({error}); start from its weights by "
-            "-c with --warm_start and another -o"
-        ) from None
+            f"{path}: has settings that this version does not know ({', '.join(unknown)}); use the "
+            "version that it is of, or start another run by -c, which leaves them out"
+        )
+    return HParams(**state["hparams"])
+
+
+def unknown_settings(state: dict[str, Any]) -> list[str]:
+    """Those of a checkpoint that this version does not have."""
+    return sorted(set(state["hparams"]) - {field.name for field in dataclasses.fields(HParams)})
 
 
 def load_weights(

@@ -31,6 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from batching import EpochBatchSampler, batch_statistics, plan_batches, solve_randomness
+from checkpoint import making
 from device import n_cores
 from hparams import AUDIO, HParams, UserError
 from layers import MelSpectrogram
@@ -427,7 +428,7 @@ class _Compute(Dataset):
 
     def __init__(self, clips: Sequence[Clip], hparams: HParams, check_only: bool = False) -> None:
         self.clips, self.check_only, self.hop_length = clips, check_only, hparams.hop_length
-        with _uninterrupted():  # the import of librosa may swallow a KeyboardInterrupt
+        with uninterrupted():  # the import of librosa may swallow a KeyboardInterrupt
             self.spectrogram = MelSpectrogram(hparams)
 
     def __len__(self) -> int:
@@ -515,14 +516,7 @@ class MelCache:
             UserError: see :func:`open_mels`.
         """
         part = self.folder / "unfinished.part"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            part.touch()
-        except OSError as error:
-            raise UserError(
-                f"setting mel_cache_dir={self.folder}: {error.strerror}; name a folder"
-            ) from None
-        with _held(part) as file:
+        with making(self.folder, "name a folder by mel_cache_dir"), _held(part) as file:
             self.find()  # another run may have held the file before
             if not (clips := self.missing(clips)):
                 return
@@ -637,13 +631,13 @@ def _run(jobs: _Compute, what: str) -> Iterator[np.ndarray | str]:
     loader = DataLoader(
         jobs, batch_size=None, num_workers=workers, collate_fn=_as_is, generator=generator
     )
-    with _uninterrupted():  # processes inherit it: Ctrl-C, which goes to all, is for this one alone
+    with uninterrupted():  # processes inherit it: Ctrl-C, which goes to all, is for this one alone
         results = iter(loader)
     yield from progress(results, desc=what, unit="clip", total=len(jobs))
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """In this Ctrl-C waits until the end."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -869,6 +863,8 @@ def close(*loaders: DataLoader) -> None:
     """
     for loader in loaders:
         if loader._iterator is not None:
+            for worker in loader._iterator._workers:  # each of which would be given five seconds
+                worker.terminate()
             loader._iterator._shutdown_workers()
 
 

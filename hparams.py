@@ -39,11 +39,11 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
         message, status = f"error: {error}", 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
-        message, status = "error: what this program prints is no longer read; call it again", 2
+        message, status = "error: output pipe closed", 2
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        place = error.filename or "a file to write"
+        place = error.filename or "output"
         message, status = f"error: {place}: {error.strerror}; make room, then call again", 2
     except KeyboardInterrupt:
         message, status = "interrupted", 130

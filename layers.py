@@ -1,6 +1,7 @@
 """Small modules with parameters, named as NVIDIA names them, and the log-mel spectrogram."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,11 +127,13 @@ def griffin_lim(mel: Tensor, hparams: Any) -> np.ndarray:
     mel = torch.nan_to_num(mel.double()).clamp(-12, 8)  # an untrained model may give anything
     # Non-negative least squares finds the same magnitudes, in gigabytes.
     inverse = np.linalg.pinv(mel_basis(hparams))  # (n_fft / 2 + 1, n_mels)
-    samples = librosa.griffinlim(
-        np.maximum(inverse @ mel.exp().cpu().numpy(), 0).astype(np.float32),
-        hop_length=hparams.hop_length,
-        win_length=hparams.win_length,
-        n_fft=hparams.filter_length,
-        random_state=0,
-    )
+    with warnings.catch_warnings():  # of sounds shorter than a window
+        warnings.filterwarnings("ignore", message="n_fft=")
+        samples = librosa.griffinlim(
+            np.maximum(inverse @ mel.exp().cpu().numpy(), 0).astype(np.float32),
+            hop_length=hparams.hop_length,
+            win_length=hparams.win_length,
+            n_fft=hparams.filter_length,
+            random_state=0,
+        )
     return (samples / max(1.0, np.abs(samples).max())).astype(np.float32)

@@ -45,6 +45,7 @@ from checkpoint import (
     saved_hparams,
     set_aside,
     set_random_state,
+    unknown_settings,
 )
 from data_utils import MelDataset, collate, load_data, make_loader, open_mels
 from device import (
@@ -87,7 +88,7 @@ def parse_args() -> argparse.Namespace:
     )  # fmt: skip
     add(
         "-l", "--log_dir", "--log_directory", type=Path, metavar="DIR",
-        help="TensorBoard's files (default: -o)",
+        help="TensorBoard's files, from the current folder (default: -o)",
     )  # fmt: skip
     add(
         "-c", "--checkpoint", "--checkpoint_path", type=Path, metavar="FILE",
@@ -161,6 +162,10 @@ def choose_settings(
                 "NVIDIA's checkpoints, or --preset paper"
             )
         return create_hparams(args.hparams, args.preset)
+    if args.checkpoint and (unknown := unknown_settings(state)):
+        print(f"note: {source}: settings that this version does not know: {', '.join(unknown)}")
+        for name in unknown:
+            del state["hparams"][name]
     saved = saved_hparams(state, source)
     hparams = create_hparams(args.hparams, args.preset, saved)
     if not args.checkpoint:

@@ -377,9 +377,8 @@ def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip
     process = context.Process(
         target=send_measure, args=(sender, hparams, B, T_in, T_out, time.time()), daemon=True
     )
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process.start()
-    signal.signal(signal.SIGINT, handler)
+    with data_utils.uninterrupted():  # it inherits this
+        process.start()
     sender.close()
     try:
         cost = receiver.recv()

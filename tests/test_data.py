@@ -212,7 +212,10 @@ def test_a_missing_filelist_says_what_writes_it(settings, name):
         ({"data_dir": "/none"}, "setting data_dir=/none: no such folder; name the corpus's"),
         ({"text_cleaners": ("none",)}, "setting text_cleaners: "),
         ({"n_symbols": 99}, "setting n_symbols=99: use 148 or more"),
-        ({"mel_cache_dir": "LICENSE"}, "setting mel_cache_dir=LICENSE: File exists; name a folder"),
+        (
+            {"mel_cache_dir": "LICENSE"},
+            "LICENSE: cannot be written (File exists); name a folder by mel_cache_dir",
+        ),
     ],
 )
 def test_a_wrong_setting_is_one_line_not_one_a_clip(settings, change, message):

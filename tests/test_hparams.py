@@ -110,7 +110,7 @@ def test_a_program_whose_output_is_no_longer_read_ends_in_one_line():
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, **pipes) as program:
         program.stdout.close()
         message = program.stderr.read()
-    assert message == "error: what this program prints is no longer read; call it again\n"
+    assert message == "error: output pipe closed\n"
     assert program.returncode == 2
 
 
