@@ -450,7 +450,7 @@ exit_on_user_error(train.main)
 def test_the_process_ends_with_its_last_line(tmp_path, settings, what, status):
     """After the last validation, an error, or SIGTERM to all, or to it alone, while it waits for
     data, whatever keeps the frames that refer to the loaders."""
-    settings = settings.replace("num_workers=0", "num_workers=2") + "epochs=1,largest_first=False"
+    settings = settings.replace("num_workers=0", "num_workers=4") + "epochs=1,largest_first=False"
     script = SCRIPT.replace('"slow" in sys.argv[1]', repr("slow" in what))
     command = [sys.executable, "-c", script, what, "-o", tmp_path / "run", "--hparams", settings]
     process = subprocess.Popen(
@@ -466,9 +466,7 @@ def test_the_process_ends_with_its_last_line(tmp_path, settings, what, status):
     started = time.monotonic()
     lines.append(process.communicate(timeout=100)[0])
     assert process.returncode == status, "".join(lines)
-    assert (
-        time.monotonic() - started < 9
-    )  # two processes, five seconds each, if they were waited for
+    assert time.monotonic() - started < 15  # torch would give each of the four five seconds
     if "slow" in what:
         assert "SIGTERM: saved" in lines[-1] and "Traceback" not in lines[-1]
     with pytest.raises(ProcessLookupError):  # no loader process is left
