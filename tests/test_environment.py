@@ -137,6 +137,12 @@ def test_an_interpreter_that_is_too_old_is_named(project):
     assert errors == f"error: {python} is Python 3.9.1; set PYTHON to Python 3.10 or newer\n"
 
 
+def test_the_pins_come_before_the_ranges():
+    """Else pip fetches the newest PyTorch, half a gigabyte, before it takes the pinned one."""
+    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    assert lines[-1] == "-r requirements.txt"
+
+
 # Which device
 
 
