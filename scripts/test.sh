@@ -6,5 +6,5 @@ NEEDS="espeakng-loader hypothesis pytest pytest-xdist ruff"
 source scripts/venv.sh
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
-export OMP_NUM_THREADS=1  # of each: two tests run at a time
-"$PYTHON" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"
+export OMP_NUM_THREADS=1  # of each: three test files run at a time, which often wait
+"$PYTHON" -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder "$@"
