@@ -130,16 +130,25 @@ def test_killed_in_the_fourth_run_and_called_again_the_tables_are_equal(series, 
 
 
 def test_a_second_call_waits_for_what_a_killed_one_left_training(tones, tmp_path):
-    options = arguments(tones, tmp_path / "out", "--epochs", "4", "--only", "RAND")
-    process = start(*options)
+    """In another folder than the program's, from which all paths start."""
+    shutil.copytree(tones, tmp_path / "tones")
+    for name, lines in (("train", range(16)), ("val", range(16, 20))):
+        text = "".join(f"wavs/T{i}.wav|{WORDS[i % len(WORDS)]}\n" for i in lines)
+        (tmp_path / f"{name}.txt").write_text(text)
+    options = ["--train", "train.txt", "--val", "val.txt", "--output", "out", "--only", "RAND"]
+    options += ["--hparams", f"{SETTINGS}data_dir=tones,mel_cache_dir=mels", "--epochs", "4"]
+    process = start(*options, folder=tmp_path)
     wait_for(tmp_path / "out" / "RAND" / "seed0" / "metrics.jsonl", b'"step"')
     process.kill()  # train.py goes on
-    printed = finish(start(*options))
+    printed = finish(start(*options, folder=tmp_path))
     assert f"in use by process {process.pid} (run_all.sh) and " in printed
     assert "(train.py); waiting for its end" in printed
     records = (tmp_path / "out" / "RAND" / "seed0" / "metrics.jsonl").read_text().splitlines()
     assert len(records) == 1 + 4 * (8 + 1) + 2 == len(set(records))  # of one start
-    process.communicate()
+    assert f"python {ROOT}/train.py -o out/RAND/seed0 --resume" in process.communicate()[0]
+    assert (tmp_path / "out" / "tables" / "table3.md").is_file()
+    assert (tmp_path / "out" / "RAND" / "seed0" / "checkpoint_00000032.pt").is_file()
+    assert len(list((tmp_path / "mels").iterdir())) == 1
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -167,18 +176,10 @@ def test_a_failed_run_is_reported_and_the_rest_go_on(series, tones, tmp_path):
     assert "SB-BR, seed 0: FAILED with status 2, see above" in printed
 
 
-def test_paths_start_from_the_folder_where_one_stands(monkeypatch, tones, tmp_path):
+def test_a_corpus_and_an_output_start_from_the_folder_where_one_stands(
+    monkeypatch, tones, tmp_path
+):
     shutil.copytree(tones, tmp_path / "tones")
-    for name, lines in (("train", range(16)), ("val", range(16, 20))):
-        text = "".join(f"wavs/T{i}.wav|{WORDS[i % len(WORDS)]}\n" for i in lines)
-        (tmp_path / f"{name}.txt").write_text(text)
-    options = ["--train", "train.txt", "--val", "val.txt", "--output", "out", "--only", "RAND"]
-    options += ["--hparams", f"{SETTINGS}data_dir=tones,mel_cache_dir=mels", "--epochs", "1"]
-    printed = finish(start(*options, folder=tmp_path))
-    assert f"python {ROOT}/train.py -o out/RAND/seed0 --resume" in printed
-    assert (tmp_path / "out" / "tables" / "table3.md").is_file()
-    assert (tmp_path / "out" / "RAND" / "seed0" / "checkpoint_00000008.pt").is_file()
-    assert len(list((tmp_path / "mels").iterdir())) == 1
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["x", "--corpus", "tones", "--output", "other"])
     args = run_all.parse_args()
