@@ -835,12 +835,14 @@ def loaded(
     Raises:
         UserError: of a clip that cannot be read, or for a loader process that was killed.
     """
-    batches = iter(loader)
-    # Torch would raise the death of a loader process amid a step; waiting for data shows it too.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    batches = None
     while True:
         try:
             with waiting():
+                if batches is None:
+                    batches = iter(loader)  # waits too, for processes that live on
+                    # Torch would raise the death of one amid a step; waiting shows it as well.
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 batch = next(batches, None)
         except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
             if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):
