@@ -838,11 +838,11 @@ def loaded(
     batches = None
     while True:
         try:
+            if batches is None:
+                batches = iter(loader)  # waits too, for processes that live on
+                # Torch would raise the death of one amid a step; waiting shows it as well.
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             with waiting():
-                if batches is None:
-                    batches = iter(loader)  # waits too, for processes that live on
-                    # Torch would raise the death of one amid a step; waiting shows it as well.
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 batch = next(batches, None)
         except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
             if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):
