@@ -845,7 +845,7 @@ def loaded(
             with waiting():
                 batch = next(batches, None)
         except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
-            if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):
+            if isinstance(error, RuntimeError) and "DataLoader worker (pid" not in str(error):
                 raise
             with waiting():  # it may have been a signal to all
                 raise UserError(
