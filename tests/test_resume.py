@@ -566,8 +566,8 @@ def test_a_second_process_is_refused_and_a_second_signal_ends_it_at_once(tmp_pat
 
 
 def test_killed_at_random_moments_and_resumed_it_is_the_same_run(tmp_path):
-    found, steps = soak.soak(tmp_path / "soak", "SSB", 2, random.Random(), epochs=12)
-    assert found.total() == 2 and steps >= 12
+    found, steps = soak.soak(tmp_path / "soak", "SSB", 3, random.Random(), epochs=12)
+    assert found.total() == 3 and steps >= 12
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
