@@ -65,7 +65,8 @@ def main() -> None:
             threads=torch.get_num_threads(), no_onednn=False, hparams=overrides
         )
         workers, shape = {}, Shape([T] * B, [T // 4] * B)
-        for rule, os.environ["GOMP_SPINCOUNT"] in RULES.items():
+        for rule, spins in RULES.items():
+            os.environ["GOMP_SPINCOUNT"] = spins  # the worker's PyTorch reads it when loaded
             workers[rule] = Worker("scan", settings)
         median_step(workers, shape, 1)  # what is done once
         alone = median_step(workers, shape, args.rounds)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -289,11 +288,8 @@ def test_another_preset_is_another_run(tmp_path, settings, monkeypatch):
     assert run(monkeypatch, tmp_path / "run", "epochs=2", "--resume", "--preset", "paper") == 0
 
 
-def killed_by(what: str) -> Callable[..., None]:
-    def kill(*_: object) -> None:
-        raise KeyboardInterrupt  # which nothing here handles
-
-    return kill
+def kill(*_: object) -> None:
+    raise KeyboardInterrupt  # which nothing here handles
 
 
 @pytest.mark.parametrize("moment", ["try_batches", "step"])
@@ -309,7 +305,7 @@ def test_killed_before_its_first_checkpoint_it_is_resumed_with_its_settings(
     settings += "epochs=2,lrf=0.5,seed=7"
     run(monkeypatch, tmp_path / "whole", settings, *options)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer.Run, moment, killed_by(moment))
+        patch.setattr(trainer.Run, moment, kill)
         run(patch, tmp_path / "broken", settings, *options)
     run(monkeypatch, tmp_path / "broken", "", "--resume")
     soak.assert_same_run(tmp_path / "whole", tmp_path / "broken")
@@ -319,7 +315,7 @@ def test_a_run_that_was_killed_before_its_first_step_may_be_started_anew(
     tmp_path, settings, monkeypatch
 ):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer.Run, "try_batches", killed_by("try_batches"))
+        patch.setattr(trainer.Run, "try_batches", kill)
         run(patch, tmp_path / "run", settings + "epochs=2")
     run(monkeypatch, tmp_path / "run", settings + "epochs=1,lrf=0.5")  # killed for its settings
     run(monkeypatch, tmp_path / "other", settings + "epochs=1,lrf=0.5")
@@ -330,7 +326,7 @@ def test_a_run_that_was_killed_before_its_first_step_may_be_started_anew(
 
 def test_killed_before_it_began_there_is_nothing_to_resume(tmp_path, settings, monkeypatch, capsys):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train, "open_mels", killed_by("open_mels"))
+        patch.setattr(train, "open_mels", kill)
         run(patch, tmp_path / "run", settings)
     with pytest.raises(UserError, match="run: holds no run to resume, or one that was stopped bef"):
         run(monkeypatch, tmp_path / "run", "", "--resume")
