@@ -3,142 +3,80 @@ code, verified against the model.
 """
 
 import dataclasses
-import errno
-import fcntl
+import math
 import os
 import pickle
 import random
 import re
 import shutil
-import signal
 import sys
-import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from hparams import HParams, UserError
+from cli import UserError
+from files import replacing, sync_names
+from hparams import MAY_CHANGE, HParams
 
 BEST = "checkpoint_best.pt"
 
 # What a checkpoint of ours has, so that training can go on from it.
 STATE = ("state_dict", "optimizer", "progress", "random_state", "hparams", "data")
 
-# What may change when a run is resumed; anything else would make it another run. The filelists
-# are compared by what they list.
-MAY_CHANGE = {
-    "epochs", "epochs_per_validation", "epochs_per_checkpoint", "checkpoint_minutes",
-    "keep_checkpoints", "max_bad_steps", "largest_first", "decoder", "data_dir",
-    "training_files", "validation_files", "on_bad_clip", "max_text_length", "cache_mels",
-    "mel_cache_dir", "num_workers", "gate_threshold", "max_decoder_steps", "ignore_layers",
-}  # fmt: skip
+
+@dataclasses.dataclass
+class Progress:
+    """How far a run is, between two of its batches."""
+
+    epoch: int = 0
+    batch: int = 0  # of the epoch, done
+    step: int = 0  # of the optimiser
+    bad_steps: int = 0  # skipped in a row, until now
+    best_loss: float = math.inf  # of all validations, like best_alignment
+    best_alignment: float = 0.0
+    metrics_size: int = 0  # bytes of metrics.jsonl
+    peak_memory_gib: float = 0.0  # of the epoch, like sums
+    sums: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def add(self, **values: float) -> None:
+        """Add to the sums of the epoch."""
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def next_epoch(self) -> "Progress":
+        """As it is before the first batch of the next epoch."""
+        return dataclasses.replace(
+            self, epoch=self.epoch + 1, batch=0, peak_memory_gib=0.0, sums={}
+        )
+
+    @classmethod
+    def of(cls, state: dict[str, Any], path: Path) -> "Progress":
+        """That of a checkpoint.
+
+        Raises:
+            UserError: another version saved it.
+        """
+        saved = dict(state["progress"])
+        if "sums" not in saved:  # versions before the sums had names of their own
+            old = {"loss": "loss_sum", "seconds": "seconds", "waited": "waited"}
+            old["skipped"] = "skipped"
+            saved["sums"] = {name: saved.pop(key) for name, key in old.items() if key in saved}
+        try:
+            return cls(**saved)
+        except TypeError as error:
+            raise UserError(
+                f"{path}: of another version ({error}); start from its weights by -c and "
+                "--warm_start, with another -o"
+            ) from None
 
 
 # A run's folder
-
-
-def make_folder(path: Path, fix: str = "give another folder") -> None:
-    """Make ``path`` a folder that can be written.
-
-    Raises:
-        UserError: it cannot be; ``fix`` says what to do.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); {fix}") from None
-
-
-@contextmanager
-def making(folder: Path, fix: str = "give another folder") -> Iterator[None]:
-    """:func:`make_folder`; whatever of it is new and still empty is removed after an error."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        make_folder(folder, fix)
-        yield
-    except BaseException:
-        with suppress(OSError):  # not empty
-            for path in new:
-                path.rmdir()
-        raise
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make ``folder`` and hold it for this process, however that ends. An error that leaves
-    nothing in it removes it again.
-
-    Raises:
-        UserError: another process holds it, or it cannot be written.
-    """
-    with making(folder), _lock(folder / "lock"):
-        try:
-            yield
-        except BaseException:
-            if [path.name for path in folder.iterdir()] == ["lock"]:
-                (folder / "lock").unlink()
-            raise
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    folder = path.parent
-    try:
-        file = path.open("a+b")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; remove it") from None
-    with file:
-        try:
-            # A record lock: loader processes, which may outlive a killed training, have none.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise UserError(
-                    f"{folder}: cannot be locked ({error.strerror}); give a folder on another disk"
-                ) from None
-            file.seek(0)
-            raise UserError(
-                f"{folder}: in use by process {file.read().decode()}; wait for its end, or give "
-                "another -o"
-            ) from None
-        if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            raise UserError(f"{folder}: another process has just left it; try again")
-        file.truncate(0)
-        file.write(str(os.getpid()).encode())
-        file.flush()
-        for part in folder.glob("checkpoint_*.pt.part"):  # of a process that was killed
-            part.unlink()
-        yield
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which takes the place of ``path`` once it is complete and on the disk."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with open(part, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        _sync_names(path.parent)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _sync_names(folder: Path) -> None:
-    """See that the names of a folder's files are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -149,6 +87,19 @@ def checkpoints(folder: Path) -> list[Path]:
         if (match := re.fullmatch(r"checkpoint_(\d+)\.pt", path.name))
     )
     return [path for _, path in sorted(numbered, reverse=True)]
+
+
+def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: int) -> Path:
+    """Save the checkpoint of ``step``, which may be the best too; delete all but the newest
+    ``n_kept`` and the best."""
+    path = folder / f"checkpoint_{step:08d}.pt"
+    if is_best:  # this name first: after a kill in between, it is validated and saved again
+        save_checkpoint(folder / BEST, state)
+        link(folder / BEST, path)
+    else:
+        save_checkpoint(path, state)
+    keep_newest(folder, n_kept)
+    return path
 
 
 def keep_newest(folder: Path, n: int) -> None:
@@ -163,7 +114,7 @@ def link(path: Path, name: Path) -> None:
     try:
         os.link(path, part)
         os.replace(part, name)
-        _sync_names(name.parent)
+        sync_names(name.parent)
     except OSError:  # a file system without links
         with open(path, "rb") as source, replacing(name) as file:
             shutil.copyfileobj(source, file)
@@ -409,61 +360,3 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-
-
-# Signals
-
-
-class Stopped(Exception):
-    """SIGINT or SIGTERM asked the training to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.status = 128 + number  # the shells' convention: 130 and 143
-
-
-class StopSignals:
-    """Notes SIGINT and SIGTERM, for :meth:`check` to raise once the batch is done.
-
-    A second signal does what it would without this: it ends the process at once.
-    """
-
-    def __enter__(self) -> "StopSignals":
-        self.number, self.waiting = 0, False
-        numbers = signal.SIGINT, signal.SIGTERM
-        self.handlers = {number: signal.signal(number, self._note) for number in numbers}
-        self.alarm = signal.signal(signal.SIGALRM, self._stop_waiting)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self.alarm)
-
-    def _restore(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _: object) -> None:
-        self.number = number
-        self._restore()
-        os.write(2, f"{signal.Signals(number).name}: saving, then stopping\n".encode())
-        signal.setitimer(signal.ITIMER_REAL, 1, 1)  # seconds, in which most batches come
-
-    def _stop_waiting(self, *_: object) -> None:
-        if self.waiting:
-            self.check()
-
-    def check(self) -> None:
-        if self.number:
-            raise Stopped(self.number)
-
-    @contextmanager
-    def while_waiting(self) -> Iterator[None]:
-        """For the time in which there is no batch to finish: a signal is raised after a second."""
-        self.waiting = True
-        try:
-            self.check()
-            yield
-        finally:
-            self.waiting = False

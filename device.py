@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from hparams import HParams, UserError
+from cli import UserError
+from hparams import HParams
 
 
 def choose_device(hparams: HParams) -> torch.device:

@@ -7,59 +7,12 @@ Names are those of NVIDIA's Tacotron 2 where it has one. Section numbers are the
 strategies", Interspeech 2021).
 """
 
-import argparse
 import ast
 import dataclasses
 import difflib
-import errno
-import os
 import re
-import signal
-import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class UserError(ValueError):
-    """Something the person running the program can mend: one line with place, value and fix."""
-
-
-def exit_on_user_error(main: Callable[[], None]) -> None:
-    """Run a program's ``main``; a :class:`UserError` ends it in plain lines with status 2."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as it was while modules were imported
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A log file gets its lines as they come, whatever characters it can hold.
-    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
-    try:
-        main()
-        return
-    except UserError as error:
-        message, status = f"error: {error}", 2
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
-        message, status = "error: output pipe closed", 2
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        place = error.filename or "output"
-        message, status = f"error: {place}: {error.strerror}; make room, then call again", 2
-    except KeyboardInterrupt:
-        message, status = "interrupted", 130
-    # Outside of the handlers, whose exception would keep loaders and their processes alive.
-    print(message, file=sys.stderr)
-    sys.exit(status)
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """argparse's, without abbreviations; its errors are a :class:`UserError`, in one line."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help shows the arguments")
+from cli import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,6 +187,15 @@ PRESETS = {
     # The mel that NVIDIA's Tacotron 2, WaveGlow and HiFi-GAN share.
     "nvidia": {"hop_length": 256, "win_length": 1024, "filter_length": 1024},
 }
+
+# What may change when a run is resumed; anything else would make it another run. The filelists
+# are compared by what they list.
+MAY_CHANGE = {
+    "epochs", "epochs_per_validation", "epochs_per_checkpoint", "checkpoint_minutes",
+    "keep_checkpoints", "max_bad_steps", "largest_first", "decoder", "data_dir",
+    "training_files", "validation_files", "on_bad_clip", "max_text_length", "cache_mels",
+    "mel_cache_dir", "num_workers", "gate_threshold", "max_decoder_steps", "ignore_layers",
+}  # fmt: skip
 
 # Settings that NVIDIA's recipe has and this one has not: what to do instead.
 NVIDIA_ONLY = {

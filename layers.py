@@ -42,6 +42,11 @@ class ConvNorm(nn.Module):
         return self.conv(x)
 
 
+def length_mask(lengths: Tensor, n: int) -> Tensor:
+    """(B,) lengths to (B, n) booleans, True within each length."""
+    return torch.arange(n, device=lengths.device) < lengths[:, None]
+
+
 def draw_mask(p: float, shape: Sequence[int], device: torch.device) -> Tensor:
     """Booleans for dropout: False, to drop, with probability ``p`` (to 2e-10)."""
     if device.type != "cpu":

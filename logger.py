@@ -17,7 +17,8 @@ from matplotlib.image import imsave
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from hparams import HParams, UserError
+from cli import UserError
+from hparams import HParams
 from layers import griffin_lim
 
 
@@ -148,29 +149,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     ):
         raise UserError(f"{path}: not what train.py writes; name an output of train.py")
     return records
-
-
-def alignment_scores(
-    alignment: Tensor, text_lengths: Tensor, mel_lengths: Tensor, band: float = 0.1
-) -> tuple[Tensor, Tensor]:
-    """How much attention looks like reading aloud, per clip, each (B,) in [0, 1].
-
-    Args:
-        alignment: (B, T_out, T_in)
-        text_lengths, mel_lengths: (B,)
-        band: half width of the diagonal, as a share of the text
-
-    Returns:
-        diagonality: the share of attention within the band (1: on the diagonal; about
-        2 x band: anywhere). focus: the mean over frames of the largest weight.
-    """
-    t = torch.arange(alignment.size(1), device=alignment.device)[None, :, None]
-    n = torch.arange(alignment.size(2), device=alignment.device)[None, None, :]
-    real = t < mel_lengths[:, None, None]
-    near = (n / text_lengths[:, None, None] - t / mel_lengths[:, None, None]).abs() <= band
-    diagonality = (alignment * (near & real)).sum((1, 2)) / mel_lengths
-    focus = (alignment * real).amax(2).sum(1) / mel_lengths
-    return diagonality, focus
 
 
 # Figures, on matplotlib's object interface: no global state, no display

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from layers import length_mask
+
 
 class Loss(NamedTuple):
     """Scalars. ``mel``, ``mel_postnet`` and ``gate`` average over the padded tensors."""
@@ -49,7 +51,7 @@ class Tacotron2Loss(nn.Module):
         gate = F.binary_cross_entropy_with_logits(output.gate, batch.gate, reduction="none")
         total = mel.mean() + mel_postnet.mean() + gate.mean()
 
-        real = frame_mask(batch.mel_lengths, batch.mel.size(2))  # (B, T_out)
+        real = length_mask(batch.mel_lengths, batch.mel.size(2))  # (B, T_out)
         per_frame = (mel + mel_postnet).mean(1) + gate  # (B, T_out)
         masked = per_frame.masked_fill(~real, 0).sum() / batch.mel_lengths.sum()
 
@@ -81,6 +83,24 @@ class Tacotron2Loss(nn.Module):
         return (alignment * penalty).masked_fill(~real, 0).sum() / batch.mel_lengths.sum()
 
 
-def frame_mask(lengths: Tensor, n: int) -> Tensor:
-    """(B,) lengths to (B, n) booleans, True where real."""
-    return torch.arange(n, device=lengths.device) < lengths[:, None]
+def alignment_scores(
+    alignment: Tensor, text_lengths: Tensor, mel_lengths: Tensor, band: float = 0.1
+) -> tuple[Tensor, Tensor]:
+    """How much attention looks like reading aloud, per clip, each (B,) in [0, 1].
+
+    Args:
+        alignment: (B, T_out, T_in)
+        text_lengths, mel_lengths: (B,)
+        band: half width of the diagonal, as a share of the text
+
+    Returns:
+        diagonality: the share of attention within the band (1: on the diagonal; about
+        2 x band: anywhere). focus: the mean over frames of the largest weight.
+    """
+    t = torch.arange(alignment.size(1), device=alignment.device)[None, :, None]
+    n = torch.arange(alignment.size(2), device=alignment.device)[None, None, :]
+    real = t < mel_lengths[:, None, None]
+    near = (n / text_lengths[:, None, None] - t / mel_lengths[:, None, None]).abs() <= band
+    diagonality = (alignment * (near & real)).sum((1, 2)) / mel_lengths
+    focus = (alignment * real).amax(2).sum(1) / mel_lengths
+    return diagonality, focus

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 import decoder_scan
-from layers import ConvNorm, LinearNorm, draw_mask, dropout
+from layers import ConvNorm, LinearNorm, draw_mask, dropout, length_mask
 
 
 class Output(NamedTuple):
@@ -410,13 +410,13 @@ class Tacotron2(nn.Module):
         dtype = self.training_dtype if self.training else None  # validation's losses compare
         embedded = self.embedding(batch.text).transpose(1, 2)  # (B, D_symbols, T_in)
         memory = self.encoder(embedded, batch.cpu_text_lengths, dtype)  # (B, T_in, D_encoder)
-        padding = _padding(batch.text_lengths, batch.text.size(1))  # (B, T_in)
+        padding = ~length_mask(batch.text_lengths, batch.text.size(1))  # (B, T_in)
         mel, gate, alignment = self.decoder(memory, batch.mel, padding, dtype)
         mel_postnet = mel + self.postnet(mel, dtype)  # (B, n_mels, T_out)
         if self.mask_padding:
             # Out of place: NVIDIA's code writes the mask into the tensor that the postnet's
             # first convolution has saved for backward, so its gradient there is wrong.
-            padding = _padding(batch.mel_lengths, mel.size(2))  # (B, T_out)
+            padding = ~length_mask(batch.mel_lengths, mel.size(2))  # (B, T_out)
             mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, padding)
         return Output(mel, mel_postnet, gate, alignment)
 
@@ -496,7 +496,7 @@ class Tacotron2(nn.Module):
             for i, n in enumerate(lengths)
         ]
         memory = pad_sequence(memories, batch_first=True)  # (B, T_in, D_encoder)
-        padding = _padding(torch.tensor(lengths, device=text.device), memory.size(1))
+        padding = ~length_mask(torch.tensor(lengths, device=text.device), memory.size(1))
         keys = self.decoder.attention_layer.memory_layer(memory)
         state = self.decoder.initial_state(memory)
         frame = memory.new_zeros(B, self.decoder.n_mels)
@@ -527,7 +527,7 @@ class Tacotron2(nn.Module):
         mel_postnet = mel.clone()
         for i, residual in enumerate(residuals):
             mel_postnet[i, :, : residual.size(2)] += residual[0]
-        padding = _padding(mel_lengths, mel.size(2))
+        padding = ~length_mask(mel_lengths, mel.size(2))
         mel, mel_postnet, gate = _mask(mel, mel_postnet, torch.stack(gates, 1), padding)
         return InferenceOutput(
             mel, mel_postnet, gate, torch.stack(alignment, 1), mel_lengths, stopped
@@ -558,11 +558,6 @@ def _difference(modules: dict[str, Tensor], fast: dict[str, Tensor] | str) -> st
 def _drop(hidden: Tensor, mask: Tensor | None, p: float) -> Tensor:
     """Dropout with a given mask, True where ``hidden`` is kept."""
     return hidden if mask is None else hidden * mask * (1 / (1 - p))
-
-
-def _padding(lengths: Tensor, n: int) -> Tensor:
-    """(B,) lengths to (B, n) booleans, True beyond each."""
-    return torch.arange(n, device=lengths.device) >= lengths[:, None]
 
 
 def _mask(

@@ -2,76 +2,69 @@
 
     python train.py -o runs/first --hparams "data_dir=data/LJSpeech-1.1,batching_strategy=SSB"
 
-Reads top to bottom: settings, data, model, resume, epochs. The output folder gets the settings,
-metrics.jsonl, the last and the best checkpoint, and a validation sample to look at and hear.
+Read it from top to bottom: settings, data, model, checkpoint, and the loop. The output folder gets
+the settings, metrics.jsonl, the newest and the best checkpoints, and a validation sample.
 """
 
 import signal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Ctrl-C while modules are imported ends it without a traceback.
+    # Until main() runs, Ctrl-C ends the program without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
+import time
+from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-# OpenMP's threads wait for each other after every operation. Where another process has one's core
-# they must sleep soon, and not spin as long as libgomp has them: it reads this when torch loads it.
+# OpenMP's threads wait for each other after every operation. If another process has one's core,
+# they must sleep soon instead of spinning. libgomp reads this when torch loads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
+from torch import nn
+from tqdm import tqdm
 
+import checkpoint
 import data_utils
-from checkpoint import (
-    MAY_CHANGE,
-    STATE,
+import memory
+from batching import batch_statistics
+from checkpoint import Progress
+from cli import (
+    DISK_FULL,
+    ArgumentParser,
     Stopped,
     StopSignals,
-    changes,
-    load_checkpoint,
-    load_newest,
-    load_optimizer,
-    load_weights,
-    locked,
-    making,
-    refuse_changes,
-    refuse_other_data,
-    replacing,
-    saved_hparams,
-    set_aside,
-    set_random_state,
-    unknown_settings,
+    UserError,
+    exit_on_user_error,
+    progress_bar,
 )
-from data_utils import MelDataset, collate, load_data, make_loader, open_mels
+from data_utils import MelDataset
 from device import (
     choose_device,
     device_name,
     full_precision,
     is_out_of_memory,
     n_cores,
+    peak_memory,
+    synchronize,
     use_large_pages,
     why_no_gpu,
 )
-from hparams import (
-    AUDIO,
-    DISK_FULL,
-    PRESETS,
-    ArgumentParser,
-    HParams,
-    UserError,
-    create_hparams,
-    exit_on_user_error,
-    parse_overrides,
-)
+from files import locked, making, replacing
+from hparams import AUDIO, MAY_CHANGE, PRESETS, HParams, create_hparams, parse_overrides
 from logger import RunLogger
 from loss_function import Tacotron2Loss
+from mel_cache import open_mels
 from model import Tacotron2
-from trainer import Progress, Run
+from validation import validate
 
 
 def parse_args() -> argparse.Namespace:
@@ -84,11 +77,11 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add(
         "-o", "--output_dir", "--output_directory", required=True, type=Path, metavar="DIR",
-        help="what the run writes",
+        help="folder for the run",
     )  # fmt: skip
     add(
         "-l", "--log_dir", "--log_directory", type=Path, metavar="DIR",
-        help="TensorBoard's files, from the current folder (default: -o)",
+        help="folder for TensorBoard's files (default: -o)",
     )  # fmt: skip
     add(
         "-c", "--checkpoint", "--checkpoint_path", type=Path, metavar="FILE",
@@ -112,36 +105,300 @@ def parse_args() -> argparse.Namespace:
         parser.error("--warm_start takes the weights of -c CHECKPOINT; name one")
     if args.resume and args.checkpoint:
         parser.error("--resume continues from OUTPUT_DIR's own checkpoint; leave out -c")
-    parse_overrides(args.hparams)  # so that a slip leaves nothing behind
+    parse_overrides(args.hparams)  # so that a mistake leaves nothing behind
     return args
 
 
 def main() -> None:
     use_large_pages()
     args = parse_args()
-    with locked(args.output_dir), making(args.log_dir or args.output_dir):
+    with (
+        locked(args.output_dir, "give another -o"),
+        making(args.log_dir or args.output_dir),
+        ExitStack() as resources,
+    ):
         try:
-            train(args)
+            train(args, resources)
         except (RuntimeError, MemoryError, OSError) as error:
             if explanation := explain(error, args):
                 raise UserError(explanation) from None
             raise
 
 
-def explain(error: Exception, args: argparse.Namespace) -> str:
-    """What the user can do about an error that comes from outside; nothing for any other."""
-    if is_out_of_memory(error):
-        return (
-            "out of memory; let less else run there, then --resume; or start anew with a smaller "
-            "batch_capacity_seconds, batch_size or model"
+def train(args: argparse.Namespace, resources: ExitStack) -> None:
+    # Settings
+    folder = args.output_dir
+    source, state = find_checkpoint(args)
+    resuming = args.resume and source is not None
+    hparams = choose_settings(args, state, source)
+    by_nvidia = "optimizer" in state and "iteration" in state and not args.warm_start
+    continued = all(name in state for name in checkpoint.STATE) and not args.warm_start
+    if source and not (by_nvidia or continued or args.warm_start):
+        print(f"note: {source}: has weights but no training state; starting at epoch 0")
+    progress = Progress.of(state, source) if continued else Progress()
+    if not resuming:  # another run, whose settings may give the epoch other batches
+        progress = Progress(epoch=progress.epoch, step=progress.step)
+    if resuming and progress.epoch >= hparams.epochs:
+        print(f"{source}: has {progress.epoch} epochs: nothing left to do")
+        return
+    ignored = hparams.ignore_layers if args.warm_start else ()
+    if source:  # refuses another model's weights before any work
+        checkpoint.load_weights(Tacotron2(hparams), state, source, ignored, args.warm_start)
+    device = choose_device(hparams)
+    if reason := why_no_gpu():
+        print(f"note: no GPU is used: {reason}")
+    if hparams.num_workers > n_cores():
+        print(f"note: num_workers={hparams.num_workers} on {n_cores()} cores: more load no faster")
+
+    # Data
+    train_clips, val_clips = data_utils.load_data(hparams)
+    data = data_utils.data_fingerprint(train_clips, val_clips)
+    if resuming:
+        checkpoint.refuse_other_data(state, data, source)
+    sampler = data_utils.training_sampler(train_clips, hparams)
+    if note := data_utils.batching_note(sampler, hparams):
+        print(f"note: {note}", flush=True)
+    if by_nvidia:
+        step = int(state["iteration"])
+        progress = Progress(epoch=step // len(sampler), step=step)
+    if progress.epoch >= hparams.epochs:
+        raise UserError(
+            f"{source}: has {progress.epoch} epochs; set epochs={progress.epoch + 1} or more, or "
+            "take its weights by --warm_start"
         )
-    if isinstance(error, OSError) and error.errno in DISK_FULL:
-        place = error.filename or f"{args.output_dir} or {args.log_dir or args.output_dir}"
-        return (
-            f"{place}: cannot be written ({error.strerror}), the checkpoints are intact; make "
-            "room, then --resume"
+    mels = open_mels([*train_clips, *val_clips], hparams)
+    if hparams.cache_mels:
+        print(mels.report([*train_clips, *val_clips]), flush=True)
+    train_set, val_set = MelDataset(train_clips, mels), MelDataset(val_clips, mels)
+    val_batches = data_utils.validation_batches(val_clips, hparams)
+    loaders = data_utils.open_loaders(train_set, sampler, val_set, val_batches, hparams)
+    train_loader, val_loader = resources.enter_context(loaders)
+
+    # Model
+    torch.manual_seed(hparams.seed)
+    model = Tacotron2(hparams).to(device)
+    loss_function = Tacotron2Loss(hparams.guided_attention_weight, hparams.guided_attention_sigma)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=hparams.learning_rate, weight_decay=hparams.weight_decay
+    )
+    n_parameters = sum(p.numel() for p in model.parameters())
+    name, threads = device_name(device), torch.get_num_threads()
+    print(
+        f"training on {name}{f', {threads} threads' * (device.type == 'cpu')}, {hparams.precision}",
+        flush=True,
+    )
+
+    # Checkpoint
+    if source:
+        checkpoint.load_weights(model, state, source, ignored, args.warm_start)
+    if by_nvidia or continued:
+        checkpoint.load_optimizer(optimizer, state, source, model)
+    short = [
+        item._replace(ids=item.ids[:n_symbols], mel=item.mel[:10])
+        for item, n_symbols in ((train_set[0], 20), (train_set[-1], 15))
+    ]
+    with full_precision():
+        for note in model.check_fast_path(data_utils.collate(short).to(device)):
+            print(f"note: {note}", flush=True)
+    if resuming:
+        checkpoint.set_aside(folder, source)
+    with replacing(folder / "hparams.json") as file:
+        file.write((json.dumps(dataclasses.asdict(hparams), indent=2) + "\n").encode())
+    logger = RunLogger(folder, args.log_dir or folder, progress.step, progress.metrics_size)
+    if continued:
+        checkpoint.set_random_state(state["random_state"])
+    del state  # as large as the model and its moments
+    saved_at = time.monotonic()
+
+    def save(is_best: bool = False) -> Path:
+        """Save all that it takes to go on as if there had been no break."""
+        nonlocal saved_at
+        progress.metrics_size = logger.sync()
+        state = {
+            "state_dict": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "progress": dataclasses.asdict(progress),
+            "random_state": checkpoint.random_state(),
+            "hparams": dataclasses.asdict(hparams),
+            "data": data,
+        }
+        saved_at = time.monotonic()
+        return checkpoint.save(folder, progress.step, state, is_best, hparams.keep_checkpoints)
+
+    print(
+        f"{n_parameters:,} parameters; {len(train_clips):,} training and {len(val_clips):,} "
+        f"validation clips; {progress.epoch} of {hparams.epochs} epochs"
+        f"{f' and {progress.batch} batches' * (progress.batch > 0)} done"
+        f"{f', from {source}' if source else ''}",
+        flush=True,
+    )
+
+    # Loop
+    stop = resources.enter_context(StopSignals())
+    try:
+        trained_by = {
+            "device": name,
+            "threads": threads,
+            "torch": torch.__version__,
+            "decoder": model.decoder.implementation,
+            "precision": hparams.precision,
+        }
+        logger.log_start(progress.epoch, progress.step, trained_by)
+        # A kill before the first step leaves a run to resume.
+        first = None if resuming else save()
+        if hparams.largest_first:
+            epochs = range(progress.epoch, hparams.epochs)
+            largest = memory.largest_batches(train_clips, sampler, epochs)
+            try:
+                memory.try_batches(
+                    model, loss_function, optimizer, train_set, largest, hparams, stop
+                )
+            except UserError:
+                if first:  # so that the folder is free for what the error advises
+                    first.unlink()
+                raise
+
+        sampler.load_state_dict({"epoch": progress.epoch, "batch": progress.batch})
+        while progress.epoch < hparams.epochs:
+            epoch = progress.epoch
+            sampler.set_epoch(epoch)
+            n_batches = len(sampler)
+
+            # Train
+            model.train()
+            synchronize(device)
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            asked = time.perf_counter()
+            batches = data_utils.loaded(train_loader, stop.while_waiting)
+            bar = progress_bar(batches, f"epoch {epoch}", n_batches, initial=progress.batch)
+            for batch in bar:
+                began = time.perf_counter()
+                buffers = [buffer.clone() for buffer in model.buffers()]
+                with memory.explained(batch, f"epoch {epoch}, batch {progress.batch}"):
+                    batch = batch.to(device)
+                    optimizer.zero_grad()
+                    loss = loss_function(model(batch), batch)
+                    loss.objective.backward()
+                    grad_norm = nn.utils.clip_grad_norm_(
+                        model.parameters(), hparams.grad_clip_thresh
+                    )
+                    values = {
+                        "loss": loss.total.item(),  # waits for the GPU
+                        "masked_loss": loss.masked.item(),
+                        "grad_norm": grad_norm.item(),
+                        "learning_rate": hparams.learning_rate,
+                    }
+                    if hparams.guided_attention_weight:
+                        values["guided_attention_loss"] = loss.guided_attention.item()
+                    finite = math.isfinite(values["loss"] + values["grad_norm"])
+                    if finite:
+                        optimizer.step()
+                values["duration"] = time.perf_counter() - began  # seconds
+
+                # Log
+                if finite:
+                    progress.step, progress.bad_steps = progress.step + 1, 0
+                    logger.log("step", epoch, progress.step, values)
+                    progress.add(loss=values["loss"])
+                else:
+                    for buffer, before in zip(model.buffers(), buffers, strict=True):
+                        buffer.copy_(before)
+                    progress.add(skipped=1)
+                    progress.bad_steps += 1
+                    locations = [train_clips[i].location for i in batch.indices]
+                    logger.log_bad_step(epoch, progress.step, progress.batch, values, locations)
+                    report_bad_step(values, locations, progress, hparams)
+                progress.batch += 1
+                progress.add(waited=began - asked, seconds=time.perf_counter() - asked)
+                progress.add(frames=int(sampler.lengths[batch.indices].sum()))
+                progress.peak_memory_gib = max(progress.peak_memory_gib, peak_memory(device))
+                speed = progress.sums["frames"] / progress.sums["seconds"]
+                bar.set_postfix_str(f"loss {values['loss']:.3f}, {speed:,.0f} frames/s", False)
+
+                # Save
+                stop.check()
+                minutes = (time.monotonic() - saved_at) / 60
+                if 0 < hparams.checkpoint_minutes <= minutes and progress.batch < n_batches:
+                    save()
+                asked = time.perf_counter()
+
+            sums = defaultdict(float, progress.sums)
+            statistics = batch_statistics(sampler.lengths, sampler.plan)
+            scalars = {
+                "minutes": sums["seconds"] / 60,
+                "training_loss": sums["loss"] / max(n_batches - sums["skipped"], 1),
+                "zpr": statistics.zpr,
+                "abl": statistics.abl,
+                "n_batches": statistics.n_batches,
+                "total_length": statistics.total_length,
+                "frames_per_second": int(sampler.lengths.sum()) / sums["seconds"],
+                "data_wait": sums["waited"] / sums["seconds"],
+                "peak_memory_gib": progress.peak_memory_gib,
+                "skipped_steps": int(sums["skipped"]),
+            }
+            tqdm.write(
+                f"epoch {epoch}: training loss {scalars['training_loss']:.4f}, "
+                f"{scalars['minutes']:.2f} minutes"
+            )
+
+            # Validate
+            is_last, is_best = epoch == hparams.epochs - 1, False
+            validated = is_last or (epoch + 1) % hparams.epochs_per_validation == 0
+            if validated:
+                other = epoch // hparams.epochs_per_validation % len(val_set)  # one more to look at
+                validation, samples = validate(model, val_loader, loss_function, stop, other)
+                tqdm.write(
+                    f"epoch {epoch}: validation loss {validation['loss']:.4f}, masked "
+                    f"{validation['masked_loss']:.4f}, alignment {validation['diagonality']:.2f}"
+                )
+                warn_of_collapse(validation["diagonality"], progress.best_alignment)
+                is_best = validation["loss"] < progress.best_loss
+                progress.best_loss = min(progress.best_loss, validation["loss"])
+                progress.best_alignment = max(progress.best_alignment, validation["diagonality"])
+            logger.log("epoch", epoch, progress.step, scalars)
+            if validated:
+                logger.log("validation", epoch, progress.step, validation)
+            progress = progress.next_epoch()
+            if is_best or is_last or progress.epoch % hparams.epochs_per_checkpoint == 0:
+                save(is_best)
+            if validated:
+                stop.check()
+                logger.log_samples(samples, progress.step, hparams)
+    except Stopped as stopped:
+        path = save()
+        print(
+            f"{stopped}: saved {path} in epoch {progress.epoch}, after {progress.batch} batches; "
+            "--resume continues from there"
         )
-    return ""
+        sys.exit(stopped.status)
+    logger.close()
+
+
+def find_checkpoint(args: argparse.Namespace) -> tuple[Path | None, dict[str, Any]]:
+    """What the run starts from: a checkpoint and its state; (None, {}) for nothing.
+
+    Raises:
+        UserError: the output folder holds a run that is not to be resumed, there is none to
+            resume, or the checkpoint is damaged.
+    """
+    folder = args.output_dir
+    if args.resume:
+        source, state = checkpoint.load_newest(folder)
+        if source is None:
+            if not args.hparams and not args.preset:
+                raise UserError(
+                    f"{folder}: holds no run to resume, or one that was stopped before it began; "
+                    "give the command that starts it"
+                )
+            print(f"{folder}: holds no run yet; starting one")
+        return source, state
+    first = folder / "checkpoint_00000000.pt"  # of a run without a step: nothing is lost
+    if set(folder.glob("checkpoint_*.pt")) - {first}:
+        raise UserError(f"{folder}: holds a run; --resume it, or give another -o")
+    if args.checkpoint:
+        return args.checkpoint, checkpoint.load_checkpoint(args.checkpoint)
+    return None, {}
 
 
 def choose_settings(
@@ -162,16 +419,16 @@ def choose_settings(
                 "NVIDIA's checkpoints, or --preset paper"
             )
         return create_hparams(args.hparams, args.preset)
-    if args.checkpoint and (unknown := unknown_settings(state)):
+    if args.checkpoint and (unknown := checkpoint.unknown_settings(state)):
         print(f"note: {source}: settings that this version does not know: {', '.join(unknown)}")
         for name in unknown:
             del state["hparams"][name]
-    saved = saved_hparams(state, source)
+    saved = checkpoint.saved_hparams(state, source)
     hparams = create_hparams(args.hparams, args.preset, saved)
     if not args.checkpoint:
-        refuse_changes(state, hparams, source)
+        checkpoint.refuse_changes(state, hparams, source)
         return hparams
-    changed, named = changes(saved, hparams), parse_overrides(args.hparams)
+    changed, named = checkpoint.changes(saved, hparams), parse_overrides(args.hparams)
     unnamed = [name for name in (*AUDIO, "n_symbols") if name in changed and name not in named]
     if unnamed:
         raise UserError(
@@ -184,143 +441,49 @@ def choose_settings(
     return hparams
 
 
-def train(args: argparse.Namespace) -> None:
-    folder = args.output_dir
-    unbegun = folder / "checkpoint_00000000.pt"  # of a run without a step, of which nothing is lost
-    if not args.resume and set(folder.glob("checkpoint_*.pt")) - {unbegun}:
-        raise UserError(f"{folder}: holds a run; --resume it, or give another -o")
-    source, state = load_newest(folder) if args.resume else (None, {})
-    resuming = source is not None
-    if args.resume and not resuming:
-        if not args.hparams and not args.preset:
-            raise UserError(
-                f"{folder}: holds no run to resume, or one that was stopped before it began; "
-                "give the command that starts it"
-            )
-        print(f"{folder}: holds no run yet; starting one")
-    if args.checkpoint:
-        source, state = args.checkpoint, load_checkpoint(args.checkpoint)
-    hparams = choose_settings(args, state, source)
-    device = choose_device(hparams)
+def report_bad_step(
+    values: dict[str, float], locations: list[str], progress: Progress, hparams: HParams
+) -> None:
+    """Warn of a batch whose loss or gradient is not finite, which was skipped.
 
-    # Model
-    torch.manual_seed(hparams.seed)
-    model = Tacotron2(hparams).to(device)
-    loss_function = Tacotron2Loss(hparams.guided_attention_weight, hparams.guided_attention_sigma)
-    optimizer = torch.optim.Adam(
-        model.parameters(), lr=hparams.learning_rate, weight_decay=hparams.weight_decay
+    Raises:
+        UserError: it was one too many in a row.
+    """
+    problem = (
+        f"epoch {progress.epoch}, batch {progress.batch}: loss {values['loss']}, gradient "
+        f"{values['grad_norm']}, in {', '.join(locations)}"
     )
-
-    # Resume
-    settings, at = dataclasses.asdict(hparams), Progress()
-    if source:
-        ignored = hparams.ignore_layers if args.warm_start else ()
-        load_weights(model, state, source, ignored, args.warm_start)
-    by_nvidia = "optimizer" in state and "iteration" in state
-    if source and not args.warm_start:
-        if all(name in state for name in STATE):
-            load_optimizer(optimizer, state, source, model)
-            try:
-                at = Progress(**state["progress"])
-            except TypeError as error:
-                raise UserError(
-                    f"{source}: of another version ({error}); start from its weights by -c and "
-                    "--warm_start, with another -o"
-                ) from None
-            if not resuming:  # another run: its settings may give the epoch other batches
-                at = Progress(epoch=at.epoch, step=at.step)
-        elif by_nvidia:
-            load_optimizer(optimizer, state, source, model)
-        else:
-            print(f"note: {source}: has weights but no training state; starting at epoch 0")
-    if resuming and at.epoch >= hparams.epochs:
-        print(f"{source}: has {at.epoch} epochs: nothing left to do")
-        return
-
-    if reason := why_no_gpu():
-        print(f"note: no GPU is used: {reason}")
-    name = device_name(device)
-    threads = f", {torch.get_num_threads()} threads" * (device.type == "cpu")
-    print(f"training on {name}{threads}, {hparams.precision}", flush=True)
-    if hparams.num_workers > n_cores():
-        print(f"note: num_workers={hparams.num_workers} on {n_cores()} cores: more load no faster")
-
-    # Data
-    train_clips, val_clips = load_data(hparams)
-    data = data_utils.data_fingerprint(train_clips, val_clips)
-    if resuming:
-        refuse_other_data(state, data, source)
-    sampler = data_utils.training_sampler(train_clips, hparams)
-    if note := data_utils.batching_note(sampler, hparams):
-        print(f"note: {note}", flush=True)
-    if by_nvidia and not args.warm_start:
-        at.step = int(state["iteration"])
-        at.epoch = at.step // len(sampler)
-    if at.epoch >= hparams.epochs:
+    if progress.bad_steps >= hparams.max_bad_steps:
         raise UserError(
-            f"{source}: has {at.epoch} epochs; set epochs={at.epoch + 1} or more, or take its "
-            "weights by --warm_start"
+            f"{problem}; that is {progress.bad_steps} steps in a row, and the checkpoints are as "
+            "they were; mend these clips, or go on by -c from one with a smaller learning_rate"
         )
-    mels = open_mels([*train_clips, *val_clips], hparams)
-    if hparams.cache_mels:
-        print(mels.report([*train_clips, *val_clips]), flush=True)
-    train_set = MelDataset(train_clips, mels)
-    train_loader = make_loader(train_set, sampler, hparams)
-    val_batches = data_utils.validation_batches(val_clips, hparams)
-    val_loader = make_loader(MelDataset(val_clips, mels), val_batches, hparams)
+    tqdm.write(f"warning: {problem}: step skipped")
 
-    few = [(ids[:n], mel[:10]) for n, (ids, mel) in ((20, train_set[0]), (15, train_set[-1]))]
-    with full_precision():
-        for note in model.check_fast_path(collate(few).to(device)):
-            print(f"note: {note}", flush=True)
 
-    if resuming:
-        set_aside(folder, source)
-    with replacing(folder / "hparams.json") as file:
-        file.write((json.dumps(settings, indent=2) + "\n").encode())
-    logger = RunLogger(folder, args.log_dir or folder, at.step, at.metrics_size)
-    run = Run(folder, hparams, data, model, optimizer, loss_function, logger, at)
-    if "random_state" in state and not args.warm_start:
-        set_random_state(state["random_state"])
-    del state  # as large as the model and its moments
-    where = f"{at.epoch} of {hparams.epochs} epochs" + f" and {at.batch} batches" * (at.batch > 0)
-    print(
-        f"{sum(p.numel() for p in model.parameters()):,} parameters; "
-        f"{len(train_clips):,} training and {len(val_clips):,} validation clips; "
-        f"{where} done{f', from {source}' if source else ''}",
-        flush=True,
-    )
+def warn_of_collapse(alignment: float, best: float) -> None:
+    """Say so if attention had found the diagonal and has lost it."""
+    if best > 0.5 and alignment < 0.7 * best:
+        tqdm.write(
+            f"warning: alignment {alignment:.2f} was {best:.2f}: attention collapsed; if it does "
+            "not come back, go on by -c from checkpoint_best.pt with a smaller learning_rate"
+        )
 
-    # Epochs
-    with StopSignals() as stop:
-        try:
-            trained_by = {"threads": torch.get_num_threads(), "torch": torch.__version__}
-            trained_by |= {"decoder": model.decoder.implementation, "precision": hparams.precision}
-            logger.log_start(at.epoch, at.step, {"device": name, **trained_by})
-            # So that a kill before the first step leaves a run to resume.
-            first = None if resuming else run.save()
-            if hparams.largest_first:
-                epochs = range(at.epoch, hparams.epochs)
-                batches = data_utils.largest_batches(train_clips, sampler, epochs)
-                try:
-                    run.try_batches(batches, train_set, stop)
-                except UserError:
-                    if first:  # so that the folder can be used with what the error advises
-                        first.unlink()
-                    raise
-            sampler.load_state_dict({"epoch": at.epoch, "batch": at.batch})
-            while run.at.epoch < hparams.epochs:
-                run.epoch(train_loader, val_loader, stop)
-        except Stopped as stopped:
-            path = run.save()
-            print(
-                f"{stopped}: saved {path} in epoch {run.at.epoch}, after {run.at.batch} batches; "
-                "--resume continues from there"
-            )
-            sys.exit(stopped.status)
-        finally:
-            data_utils.close(train_loader, val_loader)
-    logger.close()
+
+def explain(error: Exception, args: argparse.Namespace) -> str:
+    """What the user can do about an error that comes from outside; nothing for any other."""
+    if is_out_of_memory(error):
+        return (
+            "out of memory; let less else run there, then --resume; or start anew with a smaller "
+            "batch_capacity_seconds, batch_size or model"
+        )
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        place = error.filename or f"{args.output_dir} or {args.log_dir or args.output_dir}"
+        return (
+            f"{place}: cannot be written ({error.strerror}), the checkpoints are intact; make "
+            "room, then --resume"
+        )
+    return ""
 
 
 if __name__ == "__main__":

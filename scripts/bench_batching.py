@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import STRATEGIES, plan_batches
-from hparams import ArgumentParser, UserError, exit_on_user_error
+from cli import ArgumentParser, UserError, exit_on_user_error
 from scripts.plot_batching import LJSPEECH_LENGTHS, read_lengths
 
 SIZES = (10_480, 1_000_000, 10_000_000)

@@ -15,8 +15,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from checkpoint import load_checkpoint, random_state, save_checkpoint
+from cli import ArgumentParser, exit_on_user_error
 from device import choose_device, synchronize
-from hparams import ArgumentParser, create_hparams, exit_on_user_error
+from hparams import create_hparams
 from model import Tacotron2
 
 

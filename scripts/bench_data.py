@@ -23,17 +23,12 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data_utils import (
-    Clip,
-    MelDataset,
-    collate,
-    load_clips,
-    make_loader,
-    open_mels,
-    training_sampler,
-)
-from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
+from cli import ArgumentParser, UserError, exit_on_user_error
+from clips import Clip, load_clips
+from data_utils import MelDataset, collate, make_loader, training_sampler
+from hparams import HParams, create_hparams
 from layers import MelSpectrogram
+from mel_cache import open_mels
 from scripts.plot_batching import ljspeech_lengths
 from scripts.prepare_ljspeech import read_corpus
 

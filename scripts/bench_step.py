@@ -43,9 +43,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import model as model_module
 from batching import plan_batches
-from data_utils import Batch, collate
+from cli import ArgumentParser, UserError, exit_on_user_error
+from data_utils import Batch, Item, collate
 from device import choose_device, peak_memory, synchronize, use_large_pages
-from hparams import ArgumentParser, HParams, UserError, create_hparams, exit_on_user_error
+from hparams import HParams, create_hparams
 from loss_function import Tacotron2Loss
 from model import Decoder, Tacotron2
 from scripts.plot_batching import LJSPEECH_HOP, LJSPEECH_LENGTHS, read_lengths, rescale
@@ -191,7 +192,8 @@ def noise(shape: Shape, hparams: HParams) -> Batch:
     generator = torch.Generator().manual_seed(0)
     return collate(
         [
-            (
+            Item(
+                0,
                 torch.randint(1, hparams.n_symbols, (n,), generator=generator),
                 torch.randn(m, hparams.n_mel_channels, generator=generator),
             )

@@ -21,7 +21,7 @@ import train  # noqa: F401  its rule, before PyTorch is loaded here and in the w
 # isort: split
 import torch
 
-from hparams import ArgumentParser, UserError, exit_on_user_error
+from cli import ArgumentParser, UserError, exit_on_user_error
 from scripts.bench_step import Shape, Worker
 
 RULES = {"as they come": "300000", "as train.py has them": os.environ["GOMP_SPINCOUNT"]}

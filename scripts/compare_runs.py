@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hparams import ArgumentParser, UserError, exit_on_user_error
+from cli import ArgumentParser, UserError, exit_on_user_error
 from scripts.paper import EXPERIMENTS
 from scripts.tables import CHOICE, Run, inequality, load_run, unequal_conditions
 

@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hparams import UserError, exit_on_user_error
+from cli import UserError, exit_on_user_error
 from scripts.paper import EXPERIMENTS, PAPER
 from scripts.plot_batching import STYLE
 from scripts.tables import (

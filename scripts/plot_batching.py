@@ -26,7 +26,8 @@ from matplotlib.patches import Patch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import STRATEGIES, BatchPlan, BatchStatistics, batch_statistics, plan_batches
-from hparams import ArgumentParser, HParams, UserError, exit_on_user_error
+from cli import ArgumentParser, UserError, exit_on_user_error
+from hparams import HParams
 from scripts.paper import PAPER, PAPER_BATCHES
 
 LJSPEECH_LENGTHS = Path(__file__).resolve().parents[1] / "filelists" / "ljspeech_lengths.csv"
@@ -152,7 +153,7 @@ def corpus_lengths(corpus: Path, hop_length: int) -> np.ndarray:
 
 def filelist_lengths(filelists: str, data_dir: str, hop_length: int) -> np.ndarray:
     """Frames of every clip of filelists joined with +, as the training takes them."""
-    from data_utils import load_clips  # here, since it takes PyTorch some seconds to import
+    from clips import load_clips  # here, since it takes PyTorch some seconds to import
 
     clips = load_clips(filelists, HParams(data_dir=data_dir, hop_length=hop_length))
     return np.array([clip.n_frames for clip in clips])

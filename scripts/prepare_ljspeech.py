@@ -22,9 +22,10 @@ from pathlib import Path, PurePosixPath
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from checkpoint import replacing
-from data_utils import check_wav, progress, read_list, read_wav, speakable_ids
-from hparams import ArgumentParser, HParams, UserError, exit_on_user_error
+from cli import ArgumentParser, UserError, exit_on_user_error, progress_bar
+from clips import check_text, check_wav, read_lines, read_wav
+from files import replacing
+from hparams import HParams
 
 CORPUS = "LJSpeech-1.1"  # the one folder at the top of the archive
 URL = "https://data.keithito.com/data/speech/LJSpeech-1.1.tar.bz2"
@@ -42,7 +43,7 @@ NETWORK_ERRORS = (
 
 MIN_RATE, MAX_RATE = 4000, 192_000  # Hz; much below, some of the 80 mel bands would be empty
 
-progress_bytes = partial(progress, unit="B", unit_scale=True)
+progress_bytes = partial(progress_bar, unit="B", unit_scale=True)
 
 
 def obtain(data_dir: Path, archive: Path | None, url: str, sha256: str) -> Path:
@@ -175,7 +176,7 @@ def extract(archive: Path, data_dir: Path) -> None:
     options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     try:
         with tarfile.open(archive, "r:bz2") as tar:
-            for member in progress(tar, desc="extract", unit=" files"):
+            for member in progress_bar(tar, desc="extract", unit=" files"):
                 path = PurePosixPath(member.name.replace("\\", "/"))
                 outside = path.is_absolute() or ".." in path.parts
                 if outside or not (member.isfile() or member.isdir()):
@@ -224,7 +225,7 @@ def read_metadata(corpus: Path, hparams: HParams) -> tuple[dict[str, str], list[
             if clip_id in clips:
                 raise ValueError(f"ID {clip_id} is on line {line_of[clip_id]} too; keep one")
             clips[clip_id], line_of[clip_id] = text, number
-            speakable_ids(text, hparams)
+            check_text(text, hparams)
         except ValueError as error:
             problems.append(f"{metadata}:{number}: {error}")
     if not problems and len(clips) < 2:
@@ -241,7 +242,7 @@ def check_clips(corpus: Path, clips: Iterable[str], problems: list[str], hparams
     paths = [corpus / "wavs" / f"{clip_id}.wav" for clip_id in clips]
     with ThreadPoolExecutor() as pool:
         found = pool.map(partial(clip_problem, hparams=hparams), paths)
-        problems = [*problems, *filter(None, progress(found, "check", len(paths)))]
+        problems = [*problems, *filter(None, progress_bar(found, "check", len(paths)))]
     if problems:
         head = f"{corpus}: no filelist was written because of {len(problems)} problem(s)"
         raise UserError("\n  ".join([head, *problems]))
@@ -301,7 +302,7 @@ def split(ids: Sequence[str], train_fraction: float, seed: int) -> tuple[list[st
 def refuse_other_lists(lists: Mapping[Path, list[str]]) -> None:
     """Raise :class:`UserError` if a filelist exists and does not have these lines."""
     for path, lines in lists.items():
-        if path.exists() and (there := read_list(str(path))) != [*lines, ""]:
+        if path.exists() and (there := read_lines(str(path))) != [*lines, ""]:
             there = [line for line in there if line.strip()]
             raise UserError(
                 f"{path}: exists and lists {len(there):,} clips, this call {len(lines):,} "

@@ -39,19 +39,15 @@ from scipy.optimize import nnls
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import clips
 import data_utils
 from batching import batch_statistics
-from checkpoint import load_newest, making
+from checkpoint import load_newest
+from cli import ArgumentParser, UserError, exit_on_user_error, uninterrupted
 from data_utils import Clip, collate, load_data
 from device import choose_device, is_out_of_memory, synchronize, use_large_pages
-from hparams import (
-    ArgumentParser,
-    HParams,
-    UserError,
-    create_hparams,
-    exit_on_user_error,
-    parse_overrides,
-)
+from files import making
+from hparams import HParams, create_hparams, parse_overrides
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from scripts.paper import EXPERIMENTS, PARAMETERS, experiment_name, experiment_settings
@@ -207,7 +203,7 @@ def make_corpus(limit: int | None) -> Path:
 
 def read_lines(filelists: str) -> list[str]:
     """The lines of filelists joined with +."""
-    lines = [line for path in filelists.split("+") for line in data_utils.read_list(path.strip())]
+    lines = [line for path in filelists.split("+") for line in clips.read_lines(path.strip())]
     return [line.strip() for line in lines if line.strip()]
 
 
@@ -377,7 +373,7 @@ def announce(jobs: list[Job], done: list[int], train: list[Clip], val: list[Clip
     process = context.Process(
         target=send_measure, args=(sender, hparams, B, T_in, T_out, time.time()), daemon=True
     )
-    with data_utils.uninterrupted():  # it inherits this
+    with uninterrupted():  # it inherits this
         process.start()
     sender.close()
     try:

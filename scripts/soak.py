@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from checkpoint import checkpoints, load_checkpoint, load_newest
-from hparams import ArgumentParser, UserError, exit_on_user_error
+from cli import ArgumentParser, UserError, exit_on_user_error
 from logger import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,9 +16,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from checkpoint import load_checkpoint, load_weights, make_folder, saved_hparams
-from data_utils import report_left_out, speakable_ids
-from hparams import ArgumentParser, UserError, create_hparams, exit_on_user_error
+from checkpoint import load_checkpoint, load_weights, saved_hparams
+from cli import ArgumentParser, UserError, exit_on_user_error
+from clips import check_text, report_unknown_characters
+from files import make_folder
+from hparams import create_hparams
 from layers import griffin_lim
 from logger import draw_alignment
 from model import Tacotron2
@@ -44,10 +46,10 @@ def main() -> None:
     ids = []
     for text in args.text:
         try:
-            ids.append(torch.tensor(speakable_ids(text, hparams)))
+            ids.append(torch.tensor(check_text(text, hparams)))
         except UserError as error:
             raise UserError(f"argument {error}") from None
-    report_left_out((("argument", text) for text in args.text), hparams)
+    report_unknown_characters((("argument", text) for text in args.text), hparams)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = Tacotron2(hparams)
     load_weights(model, state, args.checkpoint)

@@ -24,8 +24,9 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from checkpoint import MAY_CHANGE, make_folder
-from hparams import ArgumentParser, HParams, UserError, exit_on_user_error
+from cli import ArgumentParser, UserError, exit_on_user_error
+from files import make_folder
+from hparams import MAY_CHANGE, HParams
 from logger import read_metrics
 from scripts.paper import (
     BATCHING,

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import torch
 
-from data_utils import Batch, collate
+from data_utils import Batch, Item, collate
 from hparams import HParams, create_hparams
 from scripts.soak import MODEL
 
@@ -69,10 +69,11 @@ def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int
     generator = torch.Generator().manual_seed(0)
     return collate(
         [
-            (
+            Item(
+                i,
                 torch.randint(1, hparams.n_symbols, (n,), generator=generator),
                 torch.randn(m, hparams.n_mel_channels, generator=generator),
             )
-            for n, m in zip(text_lengths, mel_lengths, strict=True)
+            for i, (n, m) in enumerate(zip(text_lengths, mel_lengths, strict=True))
         ]
     )

@@ -16,11 +16,11 @@ from checkpoint import (
     link,
     load_checkpoint,
     load_newest,
-    locked,
     save_checkpoint,
     set_aside,
 )
-from hparams import UserError
+from cli import UserError
+from files import locked
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 import data_utils
 import train
+from cli import UserError
 from data_utils import MelDataset, collate, load_clips, make_loader, open_mels
-from hparams import UserError, create_hparams
+from hparams import create_hparams
 from layers import MelSpectrogram, griffin_lim
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,7 +116,7 @@ def test_clips_from_several_lists_with_absolute_and_relative_paths(corpus, setti
     hparams = create_hparams(settings)
     clips = load_clips(f"{corpus}/train.txt+{corpus}/other.txt", hparams)
     assert len(clips) == 9 and clips[0].path == f"{corpus}/0.wav"
-    assert clips[8].place == f"{corpus}/other.txt:1"
+    assert clips[8].location == f"{corpus}/other.txt:1"
     assert clips[8].ids == data_utils.text_to_sequence("doctor tone", ["basic_cleaners"])
     for clip in clips:
         mel = MelSpectrogram(hparams)(torch.from_numpy(data_utils.read_wav(clip.path)))
@@ -234,7 +235,7 @@ def test_a_long_list_of_problems_ends_in_their_number(corpus, settings):
 
 def test_windows_line_ends_and_a_byte_order_mark_are_no_problem(corpus, settings):
     line = "\ufeff0.wav|one\r\n\r\n1.wav|two\u2028lines\r\n"
-    assert [(clip.place[-1], clip.text) for clip in clips_of(corpus, settings, line)] == [
+    assert [(clip.location[-1], clip.text) for clip in clips_of(corpus, settings, line)] == [
         ("1", "one"),
         ("3", "two\u2028lines"),
     ]
@@ -242,7 +243,7 @@ def test_windows_line_ends_and_a_byte_order_mark_are_no_problem(corpus, settings
 
 def test_characters_that_vanish_are_reported_once(settings, capsys):
     texts = [("list:1", "a [bracket]"), ("list:2", "another [one]"), ("list:3", "fine")]
-    data_utils.report_left_out(texts, create_hparams(settings))
+    data_utils.report_unknown_characters(texts, create_hparams(settings))
     assert capsys.readouterr().out.splitlines() == [
         f"note: list:1: '{character}' (U+{ord(character):04X}) is no symbol: the character is "
         "left out, in 2 texts; mend the text, or add it to text/symbols.py"

@@ -5,8 +5,9 @@ import os
 import pytest
 import torch
 
+from cli import UserError
 from device import choose_device, full_precision
-from hparams import UserError, create_hparams
+from hparams import create_hparams
 
 
 def allowed() -> tuple[bool, bool]:

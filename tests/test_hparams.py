@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hparams import NVIDIA_ONLY, HParams, UserError, create_hparams
+from cli import UserError
+from hparams import NVIDIA_ONLY, HParams, create_hparams
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from data_utils import load_clips
-from hparams import HParams, UserError, create_hparams
+from cli import UserError
+from clips import load_clips
+from hparams import HParams, create_hparams
 from layers import MelSpectrogram
 from scripts import prepare_ljspeech as prepare
 

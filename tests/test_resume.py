@@ -16,14 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import data_utils
 import logger
 import train
-import trainer
 from checkpoint import checkpoints, load_checkpoint, load_newest
-from hparams import UserError, create_hparams
+from cli import UserError
+from hparams import create_hparams
 from logger import RunLogger
 from loss_function import Tacotron2Loss
 from scripts import find_batch_capacity, soak
@@ -404,7 +405,7 @@ def test_a_validation_that_is_not_finite_is_said(tmp_path, settings, monkeypatch
 SCRIPT = """
 import os, signal, sys, threading, time
 import data_utils, train, trainer
-from hparams import exit_on_user_error
+from cli import exit_on_user_error
 
 kept = []  # exceptions, as some libraries keep them
 
@@ -666,7 +667,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_clips_are_named(
     sampler = data_utils.training_sampler(clips, hparams)
     for line in bad:
         sampler.set_epoch(line["epoch"])
-        assert line["clips"] == [clips[i].place for i in sampler.plan[line["batch"]]]
+        assert line["clips"] == [clips[i].location for i in sampler.plan[line["batch"]]]
     printed = capsys.readouterr().out
     assert (
         f"warning: epoch 0, batch 2: loss nan, gradient nan, in {', '.join(bad[0]['clips'])}: step "

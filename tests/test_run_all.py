@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hparams import UserError
+from cli import UserError
 from scripts import run_all
 from scripts.paper import EXPERIMENTS, experiment_settings
 from tests.conftest import TINY, WORDS, write_tone

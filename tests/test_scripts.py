@@ -10,7 +10,8 @@ import torch
 
 import train
 from checkpoint import load_checkpoint, save_checkpoint
-from hparams import HParams, UserError
+from cli import UserError
+from hparams import HParams
 from model import Tacotron2
 from scripts import bench_data, bench_step, compare_runs, synthesize
 from tests.conftest import TINY

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from hparams import HParams, UserError
+from cli import UserError
+from hparams import HParams
 from scripts import figures, tables
 from scripts.paper import EXPERIMENTS, PAPER, experiment_name, experiment_settings
 

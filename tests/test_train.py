@@ -11,24 +11,18 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from trainer import validate
 
 import logger
 import train
-from checkpoint import (
-    MAY_CHANGE,
-    StopSignals,
-    checkpoints,
-    load_checkpoint,
-    load_newest,
-    save_checkpoint,
-)
+from checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from cli import StopSignals, UserError
 from data_utils import MelDataset, load_clips, make_loader, open_mels, validation_batches
 from device import choose_device, device_name
-from hparams import UserError, create_hparams
+from hparams import MAY_CHANGE, create_hparams
 from logger import alignment_scores
 from loss_function import Tacotron2Loss
 from model import Attention, Tacotron2
-from trainer import validate
 
 ROOT = Path(__file__).resolve().parent.parent
 

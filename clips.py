@@ -1,0 +1,362 @@
+"""Clips: the lines of a filelist, and every check of a text and a wav file.
+
+Preparation and training share them. A problem is one line: "filelist:line: value, and the fix".
+"""
+
+import os
+import re
+import stat
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import soundfile
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from cli import UserError, progress_bar, uninterrupted
+from device import n_cores
+from hparams import HParams
+from text import symbols, text_to_sequence, unknown_characters
+
+SILENCE = 1e-3  # -60 dB of full scale: a clip that stays below it holds no speech
+
+
+class Stamp(NamedTuple):
+    """Identifies a file's version."""
+
+    size: int  # bytes
+    mtime: int  # of the last change, ns
+    device: int
+    inode: int  # with the device: the same for all names of one file
+
+
+class Clip(NamedTuple):
+    """One line of a filelist."""
+
+    path: str  # of the wav file
+    text: str  # as in the filelist
+    ids: list[int]  # symbols of the cleaned text
+    n_frames: int  # of its mel: n_samples // hop_length + 1
+    location: str  # "filelist:line", for messages
+    stamp: Stamp  # of the wav file when it was checked
+
+
+class Problem(NamedTuple):
+    """What is wrong with one line of a filelist. As a string, a line of a report."""
+
+    location: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.location}: {self.message}"
+
+    def line(self) -> tuple[str, int]:
+        filelist, _, number = self.location.rpartition(":")
+        return filelist, int(number)
+
+
+def refuse(problems: Sequence[Problem | str]) -> None:
+    """Raise the problems, if there are any, as one :class:`UserError`, a line each."""
+    if problems:
+        total = [f"{len(problems):,} problems"] if len(problems) > 20 else []
+        raise UserError("\n".join(map(str, [*problems, *total])))
+
+
+# Filelists
+
+
+def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
+    """The clips of ``filelists``, joined with ``+``, checked up to the headers of their wav files.
+
+    Raises:
+        UserError: what is wrong, one line per problem.
+    """
+    clips, problems = read_clips(filelists, hparams)
+    refuse(problems)
+    if not clips:
+        raise UserError(f"{filelists}: has no clips; write lines of path|text")
+    return clips
+
+
+def read_clips(filelists: str, hparams: HParams) -> tuple[list[Clip], list[Problem]]:
+    """The clips of ``filelists``, and the problems of the lines that give none.
+
+    Lines are ``path|text``, or ``path|text|speaker``, whose third field is not used. A relative
+    path starts from ``hparams.data_dir``.
+
+    Raises:
+        UserError: a setting is wrong, or a filelist cannot be read.
+    """
+    if hparams.n_symbols < len(symbols):
+        raise UserError(f"setting n_symbols={hparams.n_symbols}: use {len(symbols)} or more")
+    if not os.path.isdir(hparams.data_dir or "."):
+        raise UserError(
+            f"setting data_dir={hparams.data_dir}: no such folder; name the corpus's, "
+            "which scripts/prepare_ljspeech.py downloads"
+        )
+    try:
+        text_to_sequence("", hparams.text_cleaners)
+    except ValueError as error:
+        raise UserError(f"setting text_cleaners: {error}") from None
+    names = [name.strip() for name in filelists.split("+")]
+    files = [os.path.realpath(name) for name in names]
+    if len(set(files)) < len(names):
+        twice = next(name for name, file in zip(names, files, strict=True) if files.count(file) > 1)
+        raise UserError(f"filelist '{twice}': is named twice in {filelists}; keep one")
+
+    clips, problems, locations = [], [], {}  # locations: by wav file
+    for name in names:
+        lines, third_fields = read_lines(name), []
+        for number, line in enumerate(progress_bar(lines, name, unit="clip", leave=False), 1):
+            if not line.strip():
+                continue
+            location = f"{name}:{number}"
+            if line.count("|") == 2:
+                line, _, field = line.rpartition("|")
+                third_fields.append((location, field.strip()))
+            try:
+                clip = _parse_line(line, location, hparams)
+                if (other := locations.setdefault(clip.stamp[2:], location)) != location:
+                    raise UserError(f"{clip.path} is on {other} too; keep one")
+                clips.append(clip)
+            except UserError as error:
+                problems.append(Problem(location, str(error)))
+        if third_fields:
+            (location, field), n_lines = third_fields[0], sum(bool(line.strip()) for line in lines)
+            print(
+                f"note: {location}: the third field, {field!r}, is not used (as in "
+                f"{len(third_fields):,} of {n_lines:,} lines)"
+            )
+    return clips, problems
+
+
+def read_lines(filelist: str) -> list[str]:
+    """The lines of a filelist, including empty ones. Bytes that are not UTF-8 become surrogates.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        content = Path(filelist).read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(
+            f"filelist '{filelist}': {reason}; scripts/prepare_ljspeech.py writes "
+            "filelists, and training_files and validation_files name them"
+        ) from None
+    return content.decode("utf-8", "surrogateescape").split("\n")
+
+
+def _parse_line(line: str, location: str, hparams: HParams) -> Clip:
+    if wrong := re.search("[\udc80-\udcff]", line):
+        raise UserError(f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8; save as UTF-8")
+    path, bar, text = line.partition("|")
+    path, text = path.strip(), text.strip()
+    if not bar or not path or "|" in text or "\0" in line:
+        raise UserError(f"{line.strip()!r} is not path|text; write a path, one |, and the text")
+    path = os.path.normpath(os.path.join(hparams.data_dir, path))
+    problems = []
+    try:
+        n_samples, stamp = check_wav(path, hparams)
+    except UserError as error:
+        problems.append(str(error))
+    try:
+        ids = check_text(text, hparams)
+        if len(ids) < 2:  # batch norm has no variance of a single character
+            raise UserError(f"text '{text}' is one symbol; training needs two or more")
+        if len(ids) > hparams.max_text_length:
+            raise UserError(
+                f"text of {len(ids)} symbols, above max_text_length={hparams.max_text_length}; "
+                "split the clip, remove its line, or raise the setting"
+            )
+    except UserError as error:
+        problems.append(str(error))
+    if problems:
+        raise UserError("; and: ".join(problems))
+    return Clip(path, text, ids, n_samples // hparams.hop_length + 1, location, stamp)
+
+
+# Texts
+
+
+def check_text(text: str, hparams: HParams) -> list[int]:
+    """Symbols of ``text`` once cleaned.
+
+    Raises:
+        UserError: it has no letter and no phone, or a phone or a cleaner is unknown.
+    """
+    try:
+        ids = text_to_sequence(text, hparams.text_cleaners)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if not any(symbols[i].isalpha() or symbols[i].startswith("@") for i in ids):
+        raise UserError(f"text '{text}' has nothing to speak once cleaned; mend or remove it")
+    return ids
+
+
+def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams) -> None:
+    """Print each character that has no symbol, with the first location that has it.
+
+    Args:
+        texts: pairs of (location, text).
+    """
+    locations = {}
+    for location, text in texts:
+        for character in unknown_characters(text, hparams.text_cleaners):
+            locations.setdefault(character, []).append(location)
+    for character, having in sorted(locations.items()):
+        more = f", in {len(having):,} texts" if len(having) > 1 else ""
+        print(
+            f"note: {having[0]}: {character!r} (U+{ord(character):04X}) is no symbol: the "
+            f"character is left out{more}; mend the text, or add it to text/symbols.py"
+        )
+
+
+# Wav files
+
+
+def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
+    """Number of samples of a wav file, from its header, and its stamp.
+
+    Raises:
+        UserError: the file is missing, unreadable or cut off, of another sampling rate, not mono,
+            or shorter than one window of the mel.
+    """
+    try:
+        stamp = get_stamp(path)
+        header = soundfile.info(path)
+        promised, present = _data_bytes(path)
+    except OSError:
+        raise UserError(f"{path}: no such file; mend its line, or set data_dir") from None
+    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a .raw file
+        raise UserError(f"{path}: not a readable sound file ({error}); replace it") from None
+    if header.samplerate != hparams.sampling_rate:
+        raise UserError(
+            f"{path}: sampling rate {header.samplerate} Hz; resample it to "
+            f"{hparams.sampling_rate} Hz, or set sampling_rate"
+        )
+    if header.channels != 1:
+        raise UserError(f"{path}: {header.channels} channels; mix it down to mono")
+    if header.format not in ("WAV", "WAVEX", "FLAC"):  # in others a cut may go unnoticed
+        raise UserError(f"{path}: is {header.format}; convert it to wav or flac")
+    if promised > present:  # libsndfile reads what is there
+        raise UserError(
+            f"{path}: cut off: has {present:,} of the {promised:,} bytes of samples that its "
+            "header names; copy or convert it again, or remove the line"
+        )
+    # Reflection at both ends needs more than half an FFT.
+    least = max(hparams.win_length, hparams.filter_length // 2 + 1)
+    if header.frames < least:
+        raise UserError(
+            f"{path}: {header.frames} samples, too short for a mel; remove the line, or use a "
+            f"clip of {least} samples or more"
+        )
+    return header.frames, stamp
+
+
+def _data_bytes(path: str) -> tuple[int, int]:
+    """Bytes of samples that a wav file's header names, and those that are there."""
+    with open(path, "rb") as file:
+        order = {b"RIFF": "<", b"RIFX": ">"}.get(file.read(12)[:4])
+        while order and len(head := file.read(8)) == 8:
+            name, size = struct.unpack(f"{order}4sI", head)
+            if name == b"data":
+                return size, os.fstat(file.fileno()).st_size - file.tell()
+            file.seek(size + size % 2, os.SEEK_CUR)
+    return 0, 0  # not a wav
+
+
+def get_stamp(path: str | Path) -> Stamp:
+    """A file's stamp; OSError if there is no such file."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise FileNotFoundError(path)
+    return Stamp(status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
+
+
+def read_wav(path: str) -> np.ndarray:
+    """Samples (n_samples,) float32 in [-1, 1] of a mono wav file of any sample format.
+
+    Raises:
+        UserError: samples are not finite, beyond [-1, 1], or all but silent.
+    """
+    try:
+        samples, _ = soundfile.read(path, dtype="float32")
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise UserError(f"{path}: not a readable sound file ({error}); replace it") from None
+    peak = float(np.abs(samples).max()) if len(samples) else 0.0
+    if not np.isfinite(peak):
+        raise UserError(f"{path}: has samples that are not finite; replace it")
+    if peak > 1:
+        raise UserError(f"{path}: has a sample of {peak:g}, beyond [-1, 1]; scale it down")
+    if peak - abs(float(samples.mean())) < SILENCE:  # a constant is silent too
+        raise UserError(f"{path}: is silent (peak {peak:g}); remove its line")
+    return samples
+
+
+def read_samples(clip: Clip, hparams: HParams) -> np.ndarray:
+    """:func:`read_wav` of a clip.
+
+    Raises:
+        UserError: likewise, or its file is not as it was when its header was checked.
+    """
+    try:
+        samples = read_wav(clip.path)
+        changed = get_stamp(clip.path) != clip.stamp
+    except (UserError, OSError):
+        if os.path.exists(clip.path) and get_stamp(clip.path) == clip.stamp:
+            raise
+        changed = True
+    if changed:
+        raise UserError(f"{clip.path}: changed or removed since it was checked; start again")
+    if len(samples) // hparams.hop_length + 1 != clip.n_frames:
+        raise UserError(f"{clip.path}: not as long as its header says; replace it")
+    return samples
+
+
+def check_samples(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
+    """Read all samples of ``clips``; what is wrong with them."""
+    results = run_parallel(partial(_has_samples, hparams=hparams), clips, "checking clips")
+    results = zip(clips, results, strict=True)
+    return [Problem(clip.location, error) for clip, error in results if isinstance(error, str)]
+
+
+def _has_samples(clip: Clip, hparams: HParams) -> bool:
+    return len(read_samples(clip, hparams)) > 0
+
+
+class _Calls(Dataset):
+    def __init__(self, function: Callable[[Clip], Any], clips: Sequence[Clip]) -> None:
+        self.function, self.clips = function, clips
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, i: int) -> Any:
+        try:
+            return self.function(self.clips[i])
+        except UserError as error:
+            return str(error)
+
+
+def run_parallel(function: Callable[[Clip], Any], clips: Sequence[Clip], name: str) -> Iterator:
+    """``function(clip)`` of all clips in order, on all cores; the message of a UserError instead,
+    where it raises one."""
+    loader = DataLoader(
+        _Calls(function, clips),
+        batch_size=None,
+        num_workers=n_cores() if len(clips) > 8 else 0,
+        collate_fn=_identity,
+        generator=torch.Generator(),  # its own, so that nothing is drawn from the training's
+    )
+    with uninterrupted():  # its processes inherit it: Ctrl-C, which reaches all, is for this one
+        results = iter(loader)
+    yield from progress_bar(results, desc=name, unit="clip", total=len(clips))
+
+
+def _identity(item: object) -> object:
+    return item

@@ -1,0 +1,131 @@
+"""Folders and files that survive kills and full disks: made, held, and written whole."""
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from cli import UserError
+
+
+def make_folder(path: Path, fix: str = "give another folder") -> None:
+    """Make ``path`` a folder that can be written.
+
+    Raises:
+        UserError: it cannot be; ``fix`` says what to do.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); {fix}") from None
+
+
+@contextmanager
+def making(folder: Path, fix: str = "give another folder") -> Iterator[None]:
+    """:func:`make_folder`; after an error, whatever of it is new and still empty is removed."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        make_folder(folder, fix)
+        yield
+    except BaseException:
+        with suppress(OSError):  # not empty
+            for path in new:
+                path.rmdir()
+        raise
+
+
+@contextmanager
+def locked(folder: Path, fix: str = "give another folder", wait: bool = False) -> Iterator[None]:
+    """Make ``folder`` and lock it for this process until it ends, however it ends.
+
+    What killed processes left unfinished there is removed. So is a new folder, after an error
+    that leaves nothing else in it.
+
+    Args:
+        fix: what the user can do other than wait.
+        wait: for a process that holds it, instead of raising.
+
+    Raises:
+        UserError: another process holds it, or it cannot be written or locked.
+    """
+    path = folder / "lock"
+    with making(folder, fix), _open_locked(path, fix, wait) as file:
+        file.truncate(0)
+        file.write(str(os.getpid()).encode())
+        file.flush()
+        for part in folder.glob("*.part"):
+            part.unlink()
+        try:
+            yield
+        except BaseException:
+            if [path.name for path in folder.iterdir()] == ["lock"]:
+                path.unlink()
+            raise
+
+
+def _open_locked(path: Path, fix: str, wait: bool) -> IO[bytes]:
+    while True:
+        try:
+            file = path.open("a+b")
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}; remove it") from None
+        try:
+            # A record lock: loader processes, which may outlive a killed training, do not share it.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise UserError(
+                    f"{path}: cannot be locked ({error.strerror}); use a folder on another disk"
+                ) from None
+            file.seek(0)
+            held = f"{path.parent}: in use by process {file.read().decode() or '(just started)'}"
+            if not wait:
+                raise UserError(f"{held}; wait for its end, or {fix}") from None
+            print(f"{held}; waiting for its end", flush=True)
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        file.close()  # the process that held it has removed it
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which takes the place of ``path`` once it is complete and on the disk."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        sync_names(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def sync_names(folder: Path) -> None:
+    """Flush the names of a folder's files to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def require_space(path: Path, n_bytes: float, fix: str) -> None:
+    """Raise :class:`UserError` unless ``n_bytes`` more fit on the disk that ``path`` is on, or
+    will be on."""
+    folder = path
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if n_bytes > free:
+        raise UserError(
+            f"{path}: {n_bytes / 1e9:.2f} GB needed and {free / 1e9:.2f} GB free; free some, or "
+            f"{fix}"
+        )

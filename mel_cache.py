@@ -1,0 +1,155 @@
+"""Computed mels on disk."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cli import UserError, uninterrupted
+from clips import Clip, Problem, check_samples, get_stamp, read_samples, refuse, run_parallel
+from files import locked, replacing, require_space
+from hparams import AUDIO, HParams
+from layers import MelSpectrogram
+
+MEL_VERSION = 1  # raise it when MelSpectrogram gives other values, and caches are made again
+
+Mels = Callable[[Clip], np.ndarray]  # a clip's log-mel, (T_out, n_mels) float32
+
+
+def open_mels(clips: Iterable[Clip], hparams: HParams) -> Mels:
+    """A function from each of ``clips`` to its mel. It reads the cache, which first computes those
+    that it lacks, or with ``cache_mels=False`` computes the mel at every call. Either way all
+    samples have been checked. It raises :class:`UserError` if a file changes while in use.
+
+    Raises:
+        UserError: clips whose samples cannot be used, one line each; no room for the cache.
+    """
+    by_path = {clip.path: clip for clip in clips}
+    clips = [by_path[path] for path in sorted(by_path)]
+    if not hparams.cache_mels:
+        refuse(check_samples(clips, hparams))
+        return _spectrogram(hparams)
+    cache = MelCache(hparams)
+    if cache.missing(clips):
+        cache.write(clips, hparams)
+    return cache
+
+
+def _spectrogram(hparams: HParams) -> Mels:
+    with uninterrupted():  # the import of librosa may swallow a KeyboardInterrupt
+        return partial(_compute, spectrogram=MelSpectrogram(hparams), hparams=hparams)
+
+
+def _compute(clip: Clip, spectrogram: MelSpectrogram, hparams: HParams) -> np.ndarray:
+    samples = torch.from_numpy(read_samples(clip, hparams))
+    return spectrogram(samples).T.contiguous().numpy()
+
+
+class MelCache:
+    """Mels in files of ``mel_cache_dir`` that never change.
+
+    A file starts with a line of JSON: the audio settings, and the path, size, time of change and
+    number of frames of each wav file. Their mels follow, float32, one after the other. The file's
+    name is the hash of that line. A run that needs mels which no file has adds one file.
+    """
+
+    def __init__(self, hparams: HParams) -> None:
+        self.folder, self.n_mels = Path(hparams.mel_cache_dir), hparams.n_mel_channels
+        self.audio = {name: getattr(hparams, name) for name in AUDIO}
+        self.scan()
+
+    def scan(self) -> None:
+        """Read what mels the folder has."""
+        self.stamps = {}  # by file
+        self.rows = {}  # file, offset in bytes and number of frames, by wav file
+        for path in sorted(self.folder.glob("*.mels")):
+            try:
+                stamp = get_stamp(path)
+                with open(path, "rb") as file:
+                    header = file.readline()
+                if path.stem != _hash(header):
+                    continue  # damaged
+            except OSError:
+                continue
+            content, rows, offset = json.loads(header), {}, len(header)
+            if content["version"] != MEL_VERSION or content["audio"] != self.audio:
+                continue
+            for *key, n_frames in content["clips"]:
+                rows[tuple(key)] = path, offset, n_frames
+                offset += 4 * self.n_mels * n_frames
+            if offset == stamp.size:
+                self.stamps[path] = stamp
+                self.rows |= rows
+
+    def missing(self, clips: Iterable[Clip]) -> list[Clip]:
+        """The clips whose mels no file has. The samples of all others were checked."""
+        return [clip for clip in clips if self.rows.get(_key(clip), (0,))[-1] != clip.n_frames]
+
+    def __call__(self, clip: Clip) -> np.ndarray:
+        path, offset, n_frames = self.rows[_key(clip)]
+        try:
+            # Read, not mapped: reading from the map of a file that was cut kills the process.
+            mel = np.fromfile(path, np.float32, n_frames * self.n_mels, offset=offset)
+            changed = get_stamp(path) != self.stamps[path]
+        except OSError:
+            changed = True
+        if changed:
+            raise UserError(f"{path}: changed or removed in use; start again, to remake it")
+        return mel.reshape(n_frames, self.n_mels)
+
+    def write(self, clips: Sequence[Clip], hparams: HParams) -> None:
+        """Compute the missing mels, in parallel, into a file that appears when it is complete.
+
+        Raises:
+            UserError: see :func:`open_mels`.
+        """
+        with locked(self.folder, "name a folder by mel_cache_dir", wait=True):
+            self.scan()  # another run may have computed them meanwhile
+            if not (clips := self.missing(clips)):
+                return
+            rows = [(*_key(clip), clip.n_frames) for clip in clips]
+            content = {"version": MEL_VERSION, "audio": self.audio, "clips": rows}
+            header = json.dumps(content).encode() + b"\n"
+            path = self.folder / f"{_hash(header)}.mels"
+            n_bytes = len(header) + 4 * self.n_mels * sum(clip.n_frames for clip in clips)
+            require_space(path, n_bytes, "set mel_cache_dir to a larger disk, or cache_mels=False")
+            problems, mels = [], run_parallel(_spectrogram(hparams), clips, "mels")
+            with replacing(path) as file:
+                file.write(header)
+                for clip, mel in zip(clips, mels, strict=True):
+                    if isinstance(mel, str):
+                        problems.append(Problem(clip.location, mel))
+                    elif not problems:
+                        file.write(mel.tobytes())
+                refuse(problems)
+        self.scan()
+
+    def report(self, clips: Iterable[Clip]) -> str:
+        """One line: how much disk the mels of ``clips`` take, and which files this run ignores."""
+        used = {self.rows[_key(clip)][0] for clip in clips}
+        pattern = re.compile(r"[0-9a-f]{16}\.(mels|f32|f32\.part)")  # .f32: of earlier versions
+        files = sorted(path for path in self.folder.iterdir() if pattern.fullmatch(path.name))
+        unused = [path for path in files if path not in used]
+
+        def size(paths: Iterable[Path]) -> str:
+            return f"{sum(path.stat().st_size for path in paths) / 1e6:,.1f} MB"
+
+        own = 4 * self.n_mels * sum(clip.n_frames for clip in clips)
+        line = f"mel cache {self.folder}: {size(used)}, {own / 1e6:,.1f} MB of it for this run"
+        if unused:
+            line += f"; this run does not read {size(unused)} more, stale unless another run does: "
+        return line + ", ".join(path.name for path in unused)
+
+
+def _hash(header: bytes) -> str:
+    return hashlib.sha256(header).hexdigest()[:16]
+
+
+def _key(clip: Clip) -> tuple[str, int, int]:
+    return os.path.abspath(clip.path), clip.stamp.size, clip.stamp.mtime

@@ -1,0 +1,82 @@
+"""Teacher-forced validation over fixed random batches, the same for every strategy (Sec. 6)."""
+
+from collections import defaultdict
+
+import torch
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from cli import StopSignals, progress_bar
+from data_utils import VALIDATION_SEED, Batch, loaded
+from device import full_precision
+from logger import Sample
+from loss_function import Tacotron2Loss, alignment_scores
+from model import Output, Tacotron2
+
+
+@torch.no_grad()
+@full_precision()
+def validate(
+    model: Tacotron2,
+    loader: DataLoader,
+    loss_function: Tacotron2Loss,
+    stop: StopSignals,
+    other: int = 0,
+) -> tuple[dict[str, float], dict[str, Sample]]:
+    """Mean scalars of the validation set, and two of its clips to look at: "sample", always the
+    same one, and clip ``other``.
+
+    Each loss is the mean over what it averages in a batch: padded frames, or real ones. The
+    prenet's noise has its own seed, so that it is the same in every validation, and training goes
+    on as if there had been none.
+    """
+    model.eval()
+    device, clips = next(model.parameters()).device, loader.dataset.clips
+    sums, counts, samples = defaultdict(float), defaultdict(int), {}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(VALIDATION_SEED)
+        for batch in progress_bar(loaded(loader, stop.while_waiting), "validation", len(loader)):
+            batch = batch.to(device)
+            output = model(batch)
+            loss = loss_function(output, batch)
+            if not loss.total.isfinite():
+                locations = ", ".join(clips[i].location for i in batch.indices)
+                tqdm.write(f"warning: validation loss {loss.total.item()} in {locations}")
+            diagonality, focus = alignment_scores(
+                output.alignment, batch.text_lengths, batch.mel_lengths
+            )
+            n_clips, n_padded = len(batch.indices), batch.gate.numel()
+            n_real = int(batch.mel_lengths.sum())
+            scalars = {  # the sum over so many clips or frames, and how many
+                "loss": (loss.total.item() * n_padded, n_padded),
+                "mel_loss": (loss.mel.item() * n_padded, n_padded),
+                "mel_postnet_loss": (loss.mel_postnet.item() * n_padded, n_padded),
+                "gate_loss": (loss.gate.item() * n_padded, n_padded),
+                "masked_loss": (loss.masked.item() * n_real, n_real),
+                "diagonality": (diagonality.sum().item(), n_clips),
+                "focus": (focus.sum().item(), n_clips),
+            }
+            for name, (total, count) in scalars.items():
+                sums[name] += total
+                counts[name] += count
+
+            chosen = {"sample": batch.indices[len(batch.indices) // 2], "other": other}
+            for name, index in chosen.items():
+                if name not in samples and index in batch.indices:
+                    row = batch.indices.index(index)
+                    samples[name] = take_sample(clips[index].text, row, batch, output)
+            stop.check()
+    return {name: total / counts[name] for name, total in sums.items()}, samples
+
+
+def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
+    """One clip of a batch, cropped to its lengths."""
+    T_out, T_in = int(batch.mel_lengths[row]), int(batch.text_lengths[row])
+    return Sample(
+        text,
+        batch.mel[row, :, :T_out].cpu(),
+        output.mel_postnet[row, :, :T_out].cpu(),
+        output.gate[row, :T_out].cpu(),
+        batch.gate[row, :T_out].cpu(),
+        output.alignment[row, :T_out, :T_in].cpu(),
+    )
