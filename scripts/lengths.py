@@ -33,25 +33,31 @@ def read_lengths(path: Path, column: str | None = None, option: str = "--column"
         UserError: there is no such file or column, several columns may be meant, or lines are
             wrong: a line of the message for each, up to 20.
     """
-    rows, header = _read_rows(path), []
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", error)
+        raise UserError(f"{path}: cannot be read as text or CSV ({reason})") from None
+    header = []
     if rows and not any(re.match("[+-]?[.]?[0-9]", cell) for cell in rows[0][1]):
         header = rows.pop(0)[1]
     if not rows:
         raise UserError(f"{path}: has no lengths; give one whole number a line")
+
     names = header or [f"{c + 1}" for c in range(len(rows[0][1]))]
-    columns = range(len(names))
-    if column is None:
-        columns = [c for c in columns if COLUMN.search(names[c])] or columns
+    if column is not None:
+        columns = [c for c, name in enumerate(header) if name == column]
+        if not columns:
+            raise UserError(f"{path}: has no column '{column}'; its header is '{','.join(header)}'")
+    else:
+        columns = [c for c, name in enumerate(names) if COLUMN.search(name)] or range(len(names))
         if len(columns) > 1:
             cells = {c: [row[c] for _, row in rows if c < len(row)] for c in columns}
             columns = [c for c in columns if any(map(LENGTH.fullmatch, cells[c]))]
         if not columns:
             raise UserError(f"{path}: has no column of whole numbers; give one length a line")
-    else:
-        columns = [c for c in columns if header and names[c] == column]
-        if not columns:
-            has = f"the header names {', '.join(header)}" if header else "it has no header"
-            raise UserError(f"{path}: has no column '{column}'; {has}")
     if len(columns) > 1:
         fix = f"give {option}" if header else f"put a line of names above, and give {option}"
         candidates = ", ".join(names[c] for c in columns)
@@ -71,22 +77,6 @@ def read_lengths(path: Path, column: str | None = None, option: str = "--column"
         raise UserError("\n".join(problems))
     print(f"{path}: {len(rows):,} lengths, from column {names[column]}")
     return np.array([int(row[column]) for _, row in rows])
-
-
-def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
-    """The rows of a CSV file that are not empty, each with the number of its first line."""
-    rows, end = [], 0
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            for row in reader:
-                if row:
-                    rows.append((end + 1, [cell.strip() for cell in row]))
-                end = reader.line_num
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", error)
-        raise UserError(f"{path}: cannot be read as text or CSV ({reason})") from None
-    return rows
 
 
 def rescale(lengths: np.ndarray, hop_from: int | None, hop_to: int | None) -> np.ndarray:

@@ -146,13 +146,12 @@ def notes(lengths: np.ndarray, args: argparse.Namespace) -> Iterator[str]:
 
 def draw_batches(ax: Axes, lengths: np.ndarray, plan: BatchPlan) -> None:
     """Clips as bars in training order, one colour per batch, padding hatched."""
-    start = 0
-    for j, batch in enumerate(plan):
-        x = start + np.arange(len(batch)) + 0.5
-        heights = lengths[batch]
-        ax.bar(x, heights, 0.86, color=COLOURS[j % len(COLOURS)])
-        ax.bar(x, heights.max() - heights, 1, bottom=heights, **PADDING)
-        start += len(batch)
+    heights = lengths[plan.order]
+    longest = np.repeat([lengths[batch].max() for batch in plan], plan.sizes)
+    colours = [COLOURS[j % len(COLOURS)] for j, batch in enumerate(plan) for _ in batch]
+    x = np.arange(len(lengths)) + 0.5
+    ax.bar(x, heights, 0.86, color=colours)
+    ax.bar(x, longest - heights, 1, bottom=heights, **PADDING)
     epoch = batch_statistics(lengths, plan)
     text = f"ZPR {epoch.zpr:.1%}, ABL {epoch.abl:.0f}, {epoch.n_batches} batches"
     ax.annotate(text, (0, 1), (0, 5), "axes fraction", "offset points", fontsize=9)
