@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from batching import STRATEGIES, BatchStatistics, batch_statistics, plan_batches
+from benchmarks import bench_step
 from hparams import HParams
-from scripts import bench_step, plot_batching
+from scripts import plot_batching
 from scripts.bench_batching import plain
 
 ROOT = Path(__file__).resolve().parent.parent

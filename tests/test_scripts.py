@@ -9,11 +9,12 @@ import soundfile
 import torch
 
 import train
+from benchmarks import bench_data, bench_step
 from checkpoint import load_checkpoint, save_checkpoint
 from cli import UserError
 from hparams import HParams
 from model import Tacotron2
-from scripts import bench_data, bench_step, compare_runs, synthesize
+from scripts import compare_runs, synthesize
 from tests.conftest import TINY
 from tests.test_tables import write_run
 

@@ -1,7 +1,7 @@
 """Time training steps: the recipe's decoders beside the loop as NVIDIA's code runs it.
 
-    python scripts/bench_step.py --batch_sizes 16 48 --frames 400
-    python scripts/bench_step.py --epoch --train_size 10480      # on LJSpeech's lengths
+    python benchmarks/bench_step.py --batch_sizes 16 48 --frames 400
+    python benchmarks/bench_step.py --epoch --train_size 10480      # on LJSpeech's lengths
 
 Each implementation runs in a process of its own, so that its peak memory is its own; they take
 turns, step by step, so that a busy moment of the machine falls on all alike. Figures are medians.

@@ -1,7 +1,7 @@
 """Time what feeds the training: mels, their cache, collation, the loader, and the wait for it.
 
-    python scripts/bench_data.py
-    python scripts/bench_data.py --corpus data/LJSpeech-1.1 --clips 1000
+    python benchmarks/bench_data.py
+    python benchmarks/bench_data.py --corpus data/LJSpeech-1.1 --clips 1000
 
 Batches are those of the first epoch with the default settings. The last table has the share of
 an epoch that a training of a given speed waits for its data: between two batches it sleeps for

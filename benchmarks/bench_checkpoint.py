@@ -1,6 +1,6 @@
 """What checkpoints cost: a safe save beside a plain one, and its share of the training time.
 
-python scripts/bench_checkpoint.py --folder runs
+python benchmarks/bench_checkpoint.py --folder runs
 """
 
 import statistics

@@ -1,7 +1,7 @@
 """Kill trainings at random moments, amid saves too, resume them, and see that nothing is lost.
 
-    bash scripts/soak.sh              # 100 kills
-    bash scripts/soak.sh --kills 500 --seed 1
+    bash benchmarks/soak.sh              # 100 kills
+    bash benchmarks/soak.sh --kills 500 --seed 1
 
 For every strategy a small model is trained twice on made-up tones: once without a break, and once
 killed (SIGKILL) and resumed again and again. Both must end with equal weights, bit for bit, and

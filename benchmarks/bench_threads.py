@@ -1,6 +1,6 @@
 """Time training steps beside a process that keeps one core busy.
 
-    python scripts/bench_threads.py
+    python benchmarks/bench_threads.py
 
 For three models, alone and beside a busy loop: OpenMP's threads as they come with PyTorch, and as
 train.py lets them wait. All take turns; figures are medians. OMP_NUM_THREADS says how many
@@ -21,8 +21,8 @@ import train  # noqa: F401  its rule, before PyTorch is loaded here and in the w
 # isort: split
 import torch
 
+from benchmarks.bench_step import Shape, Worker
 from cli import ArgumentParser, UserError, exit_on_user_error
-from scripts.bench_step import Shape, Worker
 
 RULES = {"as they come": "300000", "as train.py has them": os.environ["GOMP_SPINCOUNT"]}
 
