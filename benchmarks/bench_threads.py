@@ -2,29 +2,31 @@
 
     python benchmarks/bench_threads.py
 
-For three models, alone and beside a busy loop: OpenMP's threads as they come with PyTorch, and as
-train.py lets them wait. All take turns; figures are medians. OMP_NUM_THREADS says how many
-threads there are. On Linux.
+For models of three sizes, alone and beside a busy loop: with OpenMP's threads waiting as they do by
+default, and as train.py has them wait. All take turns; times are medians. OMP_NUM_THREADS sets the
+number of threads. On Linux.
 """
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import train  # noqa: F401  its rule, before PyTorch is loaded here and in the workers
+import train  # noqa: F401  sets GOMP_SPINCOUNT before PyTorch is loaded, here and in the workers
 
 # isort: split
 import torch
 
-from benchmarks.bench_step import Shape, Worker
-from cli import ArgumentParser, UserError, exit_on_user_error
+from benchmarks.bench_step import Shape, open_pool, take_step
+from cli import ArgumentParser, exit_on_user_error, positive
 
-RULES = {"as they come": "300000", "as train.py has them": os.environ["GOMP_SPINCOUNT"]}
+RULES = {"by default": "300000", "as in train.py": os.environ["GOMP_SPINCOUNT"]}
 
 
 def reduced(size: int) -> str:
@@ -42,44 +44,42 @@ MODELS = {
 }
 
 
-def median_step(workers: dict[str, Worker], shape: Shape, rounds: int) -> dict[str, float]:
-    """Milliseconds of each."""
-    times = {name: [] for name in workers}
+def milliseconds(
+    pools: dict[str, ProcessPoolExecutor], shape: Shape, rounds: int
+) -> dict[str, float]:
+    """Median time of a step in each pool."""
+    times = {rule: [] for rule in pools}
     for _ in range(rounds):
-        for name, worker in workers.items():
-            times[name].append(worker.step(shape, with_optimizer=True)[0].step)
-    return {name: 1000 * statistics.median(each) for name, each in times.items()}
+        for rule, pool in pools.items():
+            times[rule].append(1000 * take_step(pool, shape).seconds)
+    return {rule: median(taken) for rule, taken in times.items()}
 
 
 def main() -> None:
     parser = ArgumentParser(description="Time training steps beside a busy process.")
-    parser.add_argument("--rounds", type=int, default=9, help="steps of each (%(default)s)")
-    args = parser.parse_args()
-    if args.rounds < 1:
-        raise UserError(f"--rounds {args.rounds}: use 1 or more")
-    print(f"CPU, {torch.get_num_threads()} threads; PyTorch {torch.__version__}\n")
+    parser.add_argument("--rounds", type=positive, default=9, help="steps of each (%(default)s)")
+    rounds = parser.parse_args().rounds
+    threads = torch.get_num_threads()
+    print(f"CPU, {threads} threads; PyTorch {torch.__version__}\n")
     print("| parameters | threads wait | alone, ms | beside a busy process, ms | ratio |")
     print("|--:|---|--:|--:|--:|")
     for name, (overrides, B, T) in MODELS.items():
-        settings = argparse.Namespace(
-            threads=torch.get_num_threads(), no_onednn=False, hparams=overrides
+        options = argparse.Namespace(
+            threads=threads, no_onednn=False, hparams=overrides, epoch=True
         )
-        workers, shape = {}, Shape([T] * B, [T // 4] * B)
-        for rule, spins in RULES.items():
-            os.environ["GOMP_SPINCOUNT"] = spins  # the worker's PyTorch reads it when loaded
-            workers[rule] = Worker("scan", settings)
-        median_step(workers, shape, 1)  # what is done once
-        alone = median_step(workers, shape, args.rounds)
-        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        try:
-            beside = median_step(workers, shape, args.rounds)
-        finally:
-            busy.kill()
-            busy.wait()
-        for rule, worker in workers.items():
+        pools, shape = {}, Shape([T] * B, [T // 4] * B)
+        with ExitStack() as stack:
+            for rule, spins in RULES.items():
+                os.environ["GOMP_SPINCOUNT"] = spins  # read by the worker's PyTorch
+                pools[rule] = stack.enter_context(open_pool("scan", options))
+                take_step(pools[rule], shape)  # starts it, and warms up
+            alone = milliseconds(pools, shape, rounds)
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(busy.kill)
+            beside = milliseconds(pools, shape, rounds)
+        for rule in RULES:
             ratio = beside[rule] / alone[rule]
             print(f"| {name} | {rule} | {alone[rule]:.0f} | {beside[rule]:.0f} | {ratio:.1f}x |")
-            worker.close()
 
 
 if __name__ == "__main__":
