@@ -198,7 +198,7 @@ def _start(implementation: str, args: argparse.Namespace) -> None:
 def _step(shape: Shape) -> Step | None:
     try:
         return trainer.step(shape)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, ValueError, MemoryError) as error:
         if is_out_of_memory(error):
             return None
         raise UserError(f"{trainer.implementation}: {error}".splitlines()[0]) from None

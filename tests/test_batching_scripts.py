@@ -1,4 +1,4 @@
-"""plot_batching.py, bench_batching.py and bench_step.py's lengths: numbers, files, messages."""
+"""plot_batching.py and bench_batching.py: numbers, files, messages."""
 
 import json
 import re
@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from batching import STRATEGIES, BatchStatistics, batch_statistics, plan_batches
-from benchmarks import bench_step
 from hparams import HParams
 from scripts import plot_batching
 from scripts.bench_batching import plain
@@ -185,21 +184,6 @@ def test_the_snippet_of_the_filelists_gives_the_papers_numbers(monkeypatch, caps
         found = dict(re.findall(r"(\w+)=([0-9.]+)", line))
         assert 100 * float(found["zpr"]) == pytest.approx(zpr, abs=0.3)
         assert float(found["abl"]) == pytest.approx(abl, abs=4)
-
-
-def test_an_epoch_of_the_step_bench_is_ljspeechs_unless_another_is_named(monkeypatch, get_lengths):
-    def clips(*arguments: object) -> list[list[int]]:
-        monkeypatch.setattr(sys, "argv", ["bench_step.py", *map(str, arguments)])
-        args = bench_step.parse_args()
-        return [of_clips.tolist() for of_clips in bench_step.read_clips(args)]
-
-    frames, characters = clips("--epoch")
-    assert frames == get_lengths() and len(characters) == 13_100
-    assert 5 < sum(frames) / sum(characters) < 6  # 15 characters a second
-    file = plot_batching.LJSPEECH_LENGTHS.relative_to(ROOT)
-    monkeypatch.chdir(ROOT)
-    assert clips("--epoch", file, "--hop_from", 256, "--hop_to", 276) == [frames, characters]
-    assert clips("--epoch", "--hop_to", 512)[0] == get_lengths("--hop_length", 512)
 
 
 def test_git_ignores_the_lists_that_are_made_by_default_and_no_other(tmp_path):

@@ -1,4 +1,4 @@
-"""Scripts that work on what train.py left behind, and those that time the training."""
+"""compare_runs.py, on what train.py left behind."""
 
 import sys
 
