@@ -322,7 +322,8 @@ def bench_epochs(
     base = None
     for (name, batching), steps in take_turns(walks, args).items():
         if steps is None:
-            raise UserError(f"{name} with {batching}: out of memory; leave it out")
+            print(f"| {name} | {batching} | out of memory |")
+            continue
         seconds = sum(step.seconds for step in steps[1:]) / shares[batching]
         peak = steps[-1].peak_gib
         base = base or seconds
