@@ -120,9 +120,15 @@ class StopSignals:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """In this Ctrl-C waits until the end."""
+    """Ctrl-C waits until the end of this; processes that start in it never get it."""
+    received = []
+    handler = signal.signal(signal.SIGINT, lambda *call: received.append(call))
+    # The mask is for the processes. It alone would not do: another thread may get the signal.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if received and callable(handler):
+            handler(*received[0])

@@ -205,6 +205,7 @@ def _measure(
     hparams: HParams, shapes: list[list[tuple[int, int]]], memory_gib: float | None
 ) -> float | None:
     """Peak memory in GiB of steps on batches of clips of (T_in, T_out); None if one fails."""
+    torch.optim.Adam([torch.zeros(1)])  # imports what it needs, before memory is limited
     device = choose_device(hparams)
     if device.type == "cuda":
         if memory_gib:

@@ -30,7 +30,7 @@ from data_utils import MelDataset, collate, make_loader, training_sampler
 from hparams import HParams, create_hparams
 from layers import MelSpectrogram
 from mel_cache import open_mels
-from scripts.plot_batching import ljspeech_lengths
+from scripts.lengths import ljspeech_lengths
 from scripts.prepare_ljspeech import read_corpus
 
 

@@ -50,7 +50,7 @@ from hparams import HParams, create_hparams
 from loss_function import Tacotron2Loss
 from memory import free_memory
 from model import Decoder, Tacotron2
-from scripts.plot_batching import LJSPEECH_HOP, LJSPEECH_LENGTHS, read_lengths, rescale
+from scripts.lengths import LJSPEECH_HOP, LJSPEECH_LENGTHS, read_lengths, rescale
 
 BATCHING = {"RAND": False, "SSB-DBS-BR": True}  # True: dynamic and randomised
 

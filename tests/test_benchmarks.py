@@ -16,7 +16,7 @@ from benchmarks import bench_data, bench_step
 from benchmarks.bench_step import Shape, Trainer, open_pool, take_step
 from benchmarks.soak import MODEL
 from cli import UserError
-from scripts.plot_batching import LJSPEECH_LENGTHS, ljspeech_lengths
+from scripts.lengths import LJSPEECH_LENGTHS, ljspeech_lengths
 
 OPTIONS = Namespace(hparams=MODEL, threads=1, no_onednn=False, epoch=None)
 SHAPE = Shape([4, 3], [2, 2])
