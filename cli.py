@@ -56,6 +56,13 @@ class ArgumentParser(argparse.ArgumentParser):
         raise UserError(f"{message}; --help shows the arguments")
 
 
+def positive(text: str) -> int:
+    """An argument's type: a whole number, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: use a whole number, 1 or more")
+    return int(text)
+
+
 class Stopped(Exception):
     """SIGINT or SIGTERM asked the training to end."""
 

@@ -15,9 +15,9 @@ import torch
 
 import logger
 import train
+from benchmarks.soak import MODEL
 from data_utils import Batch, Item, collate
 from hparams import HParams, create_hparams
-from scripts.soak import MODEL
 
 # A busy machine is no failure. (Hypothesis knows CI by itself, and is not random there.)
 hypothesis.settings.register_profile("untimed", deadline=None)

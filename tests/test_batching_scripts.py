@@ -1,4 +1,4 @@
-"""plot_batching.py, bench_batching.py and bench_step.py's lengths: numbers, files, messages."""
+"""plot_batching.py and bench_batching.py: numbers, files, messages."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from batching import STRATEGIES, BatchStatistics, batch_statistics, plan_batches
 from benchmarks import bench_batching
 from cli import UserError, exit_on_user_error
 from hparams import HParams
-from scripts import bench_step, lengths, plot_batching
+from scripts import lengths, plot_batching
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTHS = np.random.default_rng(7).integers(96, 870, 200)
@@ -194,21 +194,6 @@ def test_the_snippet_of_the_filelists_gives_the_papers_numbers(monkeypatch, caps
         values = dict(re.findall(r"(\w+)=([0-9.]+)", line))
         assert 100 * float(values["zpr"]) == pytest.approx(zpr, abs=0.3)
         assert float(values["abl"]) == pytest.approx(abl, abs=4)
-
-
-def test_an_epoch_of_the_step_bench_is_ljspeechs_unless_another_is_named(monkeypatch, get_lengths):
-    def clips(*arguments: object) -> list[list[int]]:
-        monkeypatch.setattr(sys, "argv", ["bench_step.py", *map(str, arguments)])
-        args = bench_step.parse_args()
-        return [of_clips.tolist() for of_clips in bench_step.read_clips(args)]
-
-    frames, characters = clips("--epoch")
-    assert frames == get_lengths() and len(characters) == 13_100
-    assert 5 < sum(frames) / sum(characters) < 6  # 15 characters a second
-    file = plot_batching.LJSPEECH_LENGTHS.relative_to(ROOT)
-    monkeypatch.chdir(ROOT)
-    assert clips("--epoch", file, "--hop_from", 256, "--hop_to", 276) == [frames, characters]
-    assert clips("--epoch", "--hop_to", 512)[0] == get_lengths("--hop_length", 512)
 
 
 def test_git_ignores_the_lists_that_are_made_by_default_and_no_other(tmp_path):

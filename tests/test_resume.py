@@ -24,13 +24,14 @@ import logger
 import memory
 import train
 import validation
+from benchmarks import soak
 from checkpoint import checkpoints, load_checkpoint, load_newest
 from cli import UserError
 from clips import load_clips
 from hparams import create_hparams
 from logger import RunLogger
 from loss_function import Tacotron2Loss
-from scripts import find_batch_capacity, soak
+from scripts import find_batch_capacity
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY_BATCH = "checkpoint_minutes=1e-9,"
