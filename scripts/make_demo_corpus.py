@@ -15,7 +15,6 @@ project's code under the BSD 3-Clause licence: nothing else here may import this
 """
 
 import argparse
-import codecs
 import ctypes
 import hashlib
 import importlib.metadata
@@ -29,12 +28,10 @@ import signal
 import sys
 import threading
 import wave
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -69,12 +66,12 @@ TEMPLATES = """
 word: {exclamation} | {exclamation} | {name} | {town} | {object}s | {did} | {adverb} | {adjective}
     | {weekday} | {month} | {count} | {trade}s
 phrase: {thing} | {things} | {where} | {when} | {person} {went} | {nature} {happened}
-    | {command} {thing} | {exclamation}, {name} | {adjective} and {adjective} | {person} {adverb}
+    | {verb} {thing} | {exclamation}, {name} | {adjective} and {adjective} | {person} {adverb}
     | it cost {money} | who {did} {thing} | chapter {count} | it was {clock}
 sentence: {clause}. | {clause} {when}. | {clause}, {joined}. | {clause}, {joined}, {joined}.
     | {clause}; {clause}. | {clause} -- {joined}. | {when}, {clause}. | {adverb}, {clause}.
     | "{clause}," {said} {person}. | {person} {said}, "{clause}." | {exclamation}!
-    | {command} {thing} {where}. | who {did} {thing} {where}? | why did {person} {command} {thing}?
+    | {verb} {thing} {where}. | who {did} {thing} {where}? | why did {person} {verb} {thing}?
 clause: {person} {did} {thing} | {person} {did} {thing} {where} | {person} {adverb} {did} {thing}
     | {person} {went} {where} | {things} {lay} {where} | {person} gave {person} {thing}
     | {person} paid {money} for {things} | {nature} {happened} | {person} and {person} {went}
@@ -84,6 +81,7 @@ person: the {trade} | the {adjective} {trade} | {title} {surname} | {name} | {na
     | my {kin} | {name}'s {kin} | the {trade} from {town} | everyone | nobody
 thing: the {object} | a {adjective} {object} | a {object} of {material} | {name}'s {object}
     | the {trade}'s {object} | this {adjective} {object}
+did: {verb}ed | {verb}ed | {past}
 things: {object}s | {adjective} {object}s | {count} {object}s | {count} {adjective} {object}s
 where: in the {place} | near the {place} | behind the {place} | in {town} | under the {object}
     | beyond the {place} | outside {town} | between the {place} and the {object}
@@ -127,10 +125,10 @@ said: said replied whispered explained muttered insisted remarked answered shout
 went: walked waited laughed slept vanished hesitated wept smiled coughed ran nodded whistled refused
     apologized shivered yawned objected arrived sang hurried climbed danced stood_still got_lost
     fell_asleep drank_coffee played_chess
-did: carried found mended bought painted hid examined borrowed weighed admired fetched polished
-    measured dropped wrapped forgot kept lost noticed described sold guarded shook chose acquired
-    buried drew lifted praised caught brought stole burned used threw_away thought_about
-command: bring hide carry find buy borrow weigh fetch rinse measure wrap keep choose bury draw use
+past: carried found bought hid forgot kept lost sold shook chose buried drew caught brought stole
+    threw_away thought_about
+verb: mend paint borrow weigh fetch polish repair sketch inspect lift open follow question collect
+    visit cover
 lay: vanished lay stood_in_rows were_for_sale were_missing grew hung_on_hooks gathered_dust
 adverb: quietly slowly secretly proudly carefully suddenly gladly nearly always quickly finally
     gently calmly easily eagerly once often rarely luckily at_last by_then as_usual
@@ -172,7 +170,7 @@ def expand(rule: str, rng: random.Random) -> str:
 def spell(text: str, spoken: bool) -> str:
     """``text`` of :func:`expand` as it is written or spoken, with its articles and capitals."""
     text = re.sub(r"([^\s~\"]+)~([\w-]+)", r"\2" if spoken else r"\1", text).replace("_", " ")
-    text = re.sub(r"\b(a) (?=[aeiou])", "an ", text)
+    text = re.sub(r"\ba (?=[aeiou])", "an ", text)
     starts = r"(^\"?|[!?.]\"? \"?|, \")([a-z])"
     return re.sub(starts, lambda match: match[1] + match[2].upper(), text)
 
@@ -208,42 +206,31 @@ def read_transcripts(path: Path) -> dict[str, str]:
         UserError: the file cannot be read, or a line of it cannot be used.
     """
     try:
-        data = path.read_bytes().removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
+        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
     except OSError as error:
         raise UserError(
             f"--transcripts {path}: {error.strerror}; give a text file of ID|text lines"
         ) from None
     texts, line_of = {}, {}
-    for number, line in enumerate(data.split(b"\n"), 1):
-        try:
-            clip_id, text = parse_transcript(line)
-            # Lower case: on some disks these would be one file.
-            first = line_of.setdefault(clip_id.lower(), number)
-            if first != number:
-                raise UserError(f"ID '{clip_id}' is on line {first} too; use each ID once")
-        except UserError as error:
-            raise UserError(f"{path}:{number}: {error}") from None
-        texts[clip_id] = text
+    for number, line in enumerate(lines.removesuffix("\n").split("\n"), 1):
+        clip_id, bar, text = line.strip().partition("|")
+        # In lower case, since some disks do not tell A.wav from a.wav.
+        first = line_of.setdefault(clip_id.lower(), number)
+        if not bar or "|" in text:
+            problem = "has not one bar; write it as ID|text"
+        elif not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", clip_id):
+            problem = (
+                "ID cannot name a file; use A-Z, a-z, 0-9, _, - and . (not first), 100 at most"
+            )
+        elif first != number:
+            problem = f"ID is on line {first} too; use each ID once"
+        elif not any(map(str.isalnum, text)) or not text.isprintable():
+            problem = "text cannot be spoken; write words and plain spaces, in UTF-8"
+        else:
+            texts[clip_id] = text
+            continue
+        raise UserError(f"{path}:{number}: {line[:60]!r}: {problem}")
     return texts
-
-
-def parse_transcript(line: bytes) -> tuple[str, str]:
-    """ID and text of one line; UserError if they cannot be used."""
-    try:
-        decoded = line.decode().strip()
-    except UnicodeDecodeError:
-        raise UserError(f"{line[:40]!r} is not UTF-8; save the file as UTF-8") from None
-    clip_id, bar, text = decoded.partition("|")
-    if not bar or "|" in text:
-        raise UserError(f"'{decoded[:60]}' has not one bar; write it as ID|text")
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", clip_id):
-        raise UserError(
-            f"ID '{clip_id[:60]}' cannot name a file; "
-            "use up to 100 of A-Z, a-z, 0-9, _, - and . (not first)"
-        )
-    if not any(map(str.isalnum, text)) or not text.isprintable():
-        raise UserError(f"text {text[:60]!r} cannot be spoken; write words and plain spaces")
-    return clip_id, text
 
 
 # Speech
@@ -280,7 +267,9 @@ class Engine:
             )
         self._buffers = []
         signature = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
-        self._callback = ctypes.CFUNCTYPE(*signature)(self._receive)  # the library keeps no copy
+        self._callback = ctypes.CFUNCTYPE(*signature)(
+            self._receive
+        )  # a reference that outlives this call
         self._lib.espeak_SetSynthCallback(self._callback)
 
     def _receive(self, samples: int | None, n_samples: int, events: int) -> int:
@@ -386,20 +375,19 @@ def follow_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def run_in_new_process(function: Callable, argument: object) -> Any:
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(1, context, initializer=follow_parent) as executor:
-        return executor.submit(function, argument).result()
-
-
 def make_clips(
     wavs: Path, engine: tuple[str, str], seed: int, clips: dict[str, int | str], workers: int
 ) -> list[str]:
     """Make all wavs, ``workers`` processes at a time; the lines of metadata.csv."""
+    context = multiprocessing.get_context("forkserver")
+
+    def make(chunk: list[tuple[str, int | str]]) -> list[str]:
+        # What an engine has said affects what it says next, so each chunk gets a new process.
+        with ProcessPoolExecutor(1, context, initializer=follow_parent) as process:
+            return process.submit(make_chunk, wavs, engine, seed, chunk).result()
+
     items = list(clips.items())
-    # A new engine for each chunk: what one has said before changes a little what it says next.
     chunks = [items[i : i + CHUNK] for i in range(0, len(items), CHUNK)]
-    make = partial(run_in_new_process, partial(make_chunk, wavs, engine, seed))
     lines = []
     with (
         progress_bar(total=len(clips), unit="clip") as bar,
@@ -459,7 +447,7 @@ def make_corpus(args: argparse.Namespace) -> None:
     finished = is_finished(folder, record, clips)
     if not finished:
         require_space(folder, n_bytes, "choose another disk, or make fewer --clips")
-        with locked(folder, "choose another folder"):
+        with locked(folder):
             with replacing(folder / "corpus.json") as file:
                 file.write(record.encode())
             metadata.unlink(missing_ok=True)
