@@ -190,7 +190,7 @@ def choose_data(args: argparse.Namespace, hparams: HParams) -> dict[str, str]:
 
 
 def make_corpus(limit: int | None) -> Path:
-    """Speech by espeak-ng, as many clips as asked for; goes on where it was stopped."""
+    """Speech by espeak-ng, as many clips as asked for; is made anew if it was interrupted."""
     n = LJSPEECH_CLIPS if limit is None else limit
     corpus = from_here(ROOT / f"data/demo{n}")
     print(f"{LJSPEECH}: not there (prepare_ljspeech.py fetches it); using a demo corpus instead")
