@@ -45,7 +45,7 @@ from hparams import HParams, create_hparams, parse_overrides
 from logger import read_metrics
 from mel_cache import MelCache
 from model import Tacotron2
-from scripts.paper import EXPERIMENTS, PARAMETERS, experiment_name, experiment_settings
+from scripts.paper import BATCHING, EXPERIMENTS, PARAMETERS, experiment_name, experiment_settings
 from scripts.plot_batching import EXAMPLE_CLIPS
 from scripts.prepare_ljspeech import read_corpus, split, write_filelist
 from scripts.tables import CHOICE, difference, load_settings
@@ -60,11 +60,13 @@ def from_here(path: Path) -> Path:
 ROOT = Path(__file__).resolve().parent.parent
 LJSPEECH = from_here(ROOT / "data/LJSpeech-1.1")
 LJSPEECH_CLIPS = 13_100
-OPTIONS = {  # settings that have an option here, and so may not be in --hparams
-    "batching_strategy": "--only", "dynamic_batch_size": "--only", "batch_randomization": "--only",
-    "seed": "--seeds", "epochs": "--epochs", "training_files": "--train",
+# Settings that have an option here, and so may not be in --hparams.
+OPTIONS = dict.fromkeys(BATCHING, "--only") | {
+    "seed": "--seeds",
+    "epochs": "--epochs",
+    "training_files": "--train",
     "validation_files": "--val",
-}  # fmt: skip
+}
 
 
 class Job(NamedTuple):
@@ -100,7 +102,7 @@ def parse_args() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--corpus", type=Path, metavar="DIR", help="corpus in LJSpeech's layout, split 80:20")
-    add("--train", metavar="LIST", help="or a filelist to train on")
+    add("--train", metavar="LIST", help="instead of it, a filelist to train on")
     add("--val", metavar="LIST", help="and one to validate on")
     output = from_here(ROOT / "runs/table2")
     add("--output", type=Path, default=output, metavar="DIR", help="(default: %(default)s)")
@@ -337,8 +339,11 @@ def time_left(jobs: list[Job]) -> str:
     for job in jobs:
         epochs = []
         with suppress(UserError):  # it has not begun, or its records are damaged
-            records = read_metrics(job.folder / "metrics.jsonl")
-            epochs = [record for record in records if record["event"] == "epoch"]
+            epochs = [
+                record
+                for record in read_metrics(job.folder / "metrics.jsonl")
+                if record["event"] == "epoch" and "total_length" in record  # old versions lack it
+            ]
         minutes += sum(epoch["minutes"] for epoch in epochs)
         steps += sum(epoch["total_length"] for epoch in epochs)
         steps_left += (job.hparams.epochs - len(epochs)) * job.batches.total_length
@@ -438,7 +443,7 @@ def main() -> None:
         except BaseException:
             if new:
                 shutil.rmtree(filelists, ignore_errors=True)
-            (args.output / "lock").unlink()
+            (args.output / "lock").unlink(missing_ok=True)
             raise
         failed = train_all(jobs, args.preset)
         programs = {"plot_batching": plots, "tables": [args.output], "figures": [args.output]}

@@ -316,6 +316,8 @@ def test_a_bad_argument_is_refused_before_anything_is_written(tmp_path, args, me
 def test_a_refused_call_leaves_nothing_that_blocks_the_next(tmp_path, tones, monkeypatch, output):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "notes").write_text("mine")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1))
     before, output = sorted(tmp_path.rglob("*")), tmp_path / output
     for message, options in (
         ("there are 20 clips; use at most that", arguments(tones, output, "--limit", "21")),
@@ -323,8 +325,6 @@ def test_a_refused_call_leaves_nothing_that_blocks_the_next(tmp_path, tones, mon
         ("tf32: needs an NVIDIA GPU", arguments(tones, output, precision="tf32")),
         ("0.00 GB free; free some, or", arguments(tones, output)),
     ):
-        full = shutil._ntuple_diskusage(1, 1, 1)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path, full=full: full)
         assert message in run(*options, status=2)
         assert sorted(tmp_path.rglob("*")) == before
 
