@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The paper's Table 2: bash scripts/run_all.sh        (--help shows what can be changed)
-# Trains its ten experiments one after another, then writes the tables and figures.
-# Called again, it goes on where it was stopped.
+# Trains its ten experiments one after another, then makes the tables and figures.
+# Run it again to continue where it was stopped.
 set -euo pipefail
-here=$PWD  # what the paths that are given start from
+here=$PWD  # where given paths start
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
 root=$PWD
