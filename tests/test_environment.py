@@ -174,6 +174,6 @@ def test_training_says_that_torch_has_no_cuda_before_it_starts(
     monkeypatch.setattr(sys, "argv", ["train.py", "-o", str(tmp_path / "run")])
     with pytest.raises(RuntimeError, match="so far"):
         train.main()
-    note = f"torch {torch.__version__} has no CUDA; install one that has, see pytorch.org"
+    note = f"torch {torch.__version__} has no CUDA; install a build with CUDA, see pytorch.org"
     assert device.why_no_gpu() == note
     assert capsys.readouterr().out == f"note: no GPU is used: {note}\n"
