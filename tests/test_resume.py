@@ -263,8 +263,8 @@ def test_metrics_that_were_shortened_are_said(tmp_path, settings, monkeypatch, c
     if content:
         metrics.write_bytes(content)
     message = (
-        f"metrics.jsonl: has {there} bytes, but had {size:,} when the checkpoint was saved; restore "
-        "the missing lines, or start another run from it by -c, with another -o"
+        f"metrics.jsonl: has {there} bytes, but had {size:,} when the checkpoint was saved; "
+        "restore the missing lines, or start another run from it by -c, with another -o"
     )
     with pytest.raises(UserError, match=message):
         run(monkeypatch, tmp_path / "run", settings + "epochs=2", "--resume")
