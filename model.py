@@ -323,7 +323,7 @@ class Decoder(nn.Module):
         decoder_mask: Tensor | None,
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same by decoder_scan. The second LSTM can run afterwards: attention does not see it."""
+        """The same by decoder_scan, the second LSTM last: nothing before depends on it."""
         rnn, layer = self.attention_rnn, self.attention_layer
         of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
         conv = layer.location_layer.location_conv.conv.weight  # (n_filters, 2, kernel_size)
@@ -527,8 +527,8 @@ class Tacotron2(nn.Module):
             clips = ", ".join(str(i) for i in torch.nonzero(~stopped).flatten().tolist())
             warnings.warn(
                 f"{int((~stopped).sum())} of {B} clips did not stop within max_decoder_steps="
-                f"{self.max_decoder_steps} frames: {clips} (counted from 0); is the model trained, and "
-                "are these texts no longer than its training texts?",
+                f"{self.max_decoder_steps} frames: {clips} (counted from 0); is the "
+                "model trained, and are these texts no longer than its training texts?",
                 stacklevel=2,
             )
         mel = torch.stack(frames, 2)  # (B, n_mels, T_out)
