@@ -66,24 +66,6 @@ def test_gradients_are_finite_differences(T, masked, graph):
     assert gradcheck(lambda *inputs: attend(inputs, *options), attend_inputs(T))
 
 
-@torch.no_grad()
-def test_lstm_without_a_mask_is_torchs():
-    theirs, x = torch.nn.LSTM(4, 5).double(), leaf(SEGMENT + 6, 3, 4)
-    bias = theirs.bias_ih_l0 + theirs.bias_hh_l0
-    ours = decoder_scan.lstm(x, theirs.weight_ih_l0, theirs.weight_hh_l0, bias)
-    assert_close(ours, theirs(x)[0])
-
-
-def test_the_dropped_out_state_is_carried_on():
-    inputs = lstm_inputs(6, 2)
-    mask = torch.ones(6, 2, 4, dtype=torch.bool)
-    mask[2, 0] = False
-    hidden, undropped = decoder_scan.lstm(*inputs, mask), decoder_scan.lstm(*inputs)
-    assert not hidden[2, 0].any() and hidden[2, 1].any()
-    assert_close(hidden[:, 1], undropped[:, 1])
-    assert (hidden[3, 0] != undropped[3, 0]).all()
-
-
 def test_gradients_that_arrive_at_the_alignment_alone():
     inputs = attend_inputs(11)
     _, _, weights = attend(inputs)
