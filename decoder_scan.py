@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-STEPS = 8  # per call of run(), which prepares their derivatives together: one CUDA graph
+STEPS = 8  # steps per call of run(), and so per CUDA graph
 SEGMENT = 64  # steps whose gates are in memory at a time when there is no backward
 FEW_ROWS = 256  # up to this many, a plain product on a CPU is faster transposed
 B_MULTIPLE, T_IN_MULTIPLE = 8, 32  # shapes are rounded up to these: fewer CUDA graphs
@@ -590,7 +590,7 @@ def _runner(
     """The ``run`` of a loop, ``prepare(*constants, *options)``.
 
     Args:
-        n_written: ``run`` writes to the first so many of its tensors
+        n_written: ``run`` writes to its first ``n_written`` tensors
         graph: work on buffers; on a GPU, as a CUDA graph
     """
     if not graph or _cannot_capture:

@@ -24,7 +24,7 @@ def choose_device(hparams: HParams) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
     # As use_deterministic_algorithms(..., warn_only=True), which takes a second to import Inductor.
     torch.set_deterministic_debug_mode("warn" if hparams.deterministic else "default")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it
     torch.backends.cudnn.deterministic = hparams.deterministic
     # TF32 rounds inputs to 10 bits; cuDNN uses it by default.
     torch.backends.cuda.matmul.allow_tf32 = hparams.precision == "tf32"
@@ -74,7 +74,7 @@ def n_cores() -> int:
 
 
 def why_no_gpu() -> str:
-    """Why PyTorch finds no GPU despite an NVIDIA driver; "" if it finds one, or has no driver."""
+    """Why PyTorch finds no GPU despite an NVIDIA driver; "" if there is nothing to explain."""
     if torch.cuda.is_available() or not (
         shutil.which("nvidia-smi") or os.path.exists("/proc/driver/nvidia/version")
     ):

@@ -84,18 +84,18 @@ def _fraction(match: re.Match) -> str:
 def _money(match: re.Match) -> str:
     """Spell out the units; later rules read the digits."""
     sign, whole, fraction, scale = match.groups(default="")
-    one, several, hundredth, hundredths = CURRENCIES[sign]
+    unit, units, hundredth, hundredths = CURRENCIES[sign]
     if scale or len(fraction) > 2:
         number = (whole or "0") + (f".{fraction}" if fraction else "")
-        return " ".join(filter(None, (number, _SCALES.get(scale, scale), several)))
+        return " ".join(filter(None, (number, _SCALES.get(scale, scale), units)))
     whole = whole.lstrip("0,")
     fraction = fraction.ljust(2, "0").lstrip("0")  # $1.5 is one dollar, fifty cents
     parts = []
     if whole:
-        parts.append(f"{whole} {one if whole == '1' else several}")
+        parts.append(f"{whole} {unit if whole == '1' else units}")
     if fraction:
         parts.append(f"{fraction} {hundredth if fraction == '1' else hundredths}")
-    return ", ".join(parts) or f"0 {several}"
+    return ", ".join(parts) or f"0 {units}"
 
 
 def _decimal(match: re.Match) -> str:
