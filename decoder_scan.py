@@ -1,26 +1,25 @@
 """The fast teacher-forced decoder: recurrences over all frames, with hand-written backward.
 
-In teacher forcing all input frames are known, so whatever does not depend on the step before
-is one matrix product over all of them. What remains are two recurrences:
+With teacher forcing, all input frames are known, so everything that does not depend on the
+previous step is one matrix product over all frames. Two recurrences remain:
 
-    lstm     an LSTM whose output is dropped out as it is carried on (``nn.LSTM`` has no such)
-    attend   an LSTM and location-sensitive attention, each of which feeds the other
+    lstm     an LSTM with dropout of the state that it carries on (``nn.LSTM`` cannot do this)
+    attend   an LSTM and location-sensitive attention, each feeding the other
 
-Each is one ``autograd.Function`` without parameters of its own. Forward keeps the activated
-gates, the cells, the outputs and the attention weights. Backward computes the attention's
-energies again, turns the gates into the coefficients of their derivatives a few steps at a time,
-lets its loop make the gates' gradients and nothing else, over the saved gates, and then gets the
-gradient of every large weight from one product over all frames.
+Each is an ``autograd.Function`` without parameters of its own. Forward saves the activated gates,
+cells, outputs and attention weights. Backward recomputes the attention energies, and turns the
+gates into coefficients of their derivatives, a few steps at a time. Its loop then computes only the
+gradients of the gates, in place. Each large weight gets its gradient from one product over all
+frames at the end.
 
-The loops are the four functions that return ``run``: it does a few consecutive steps, on slices
-of the tensors of all steps. With ``graph=True`` it does them on buffers that all loops share, so
-that on a GPU one CUDA graph, captured once for each shape, replaces hundreds of launches.
+The loops are in the four functions that return ``run``, which does a few consecutive steps on
+slices of the full tensors. With ``graph=True`` it works on shared buffers, so that on a GPU a CUDA
+graph, captured once per shape, replaces hundreds of kernel launches.
 
-``dtype`` is what the factors and results of products are rounded to that have to do with a weight
-of the LSTMs or its gradient. All else, and what goes in and out, is in the dtype of what is given.
+Products with LSTM weights, and their gradients, use ``dtype``; everything else keeps its input's.
 
-T steps (frames of the decoder, characters of the encoder), B clips, T_in characters, H units,
-E features of a character, A features compared, W characters in the location filters.
+Shapes: T steps (decoder frames or encoder characters), B clips, T_in characters, H LSTM units,
+E encoder features, A attention features, W characters in a location filter.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,11 +31,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-STEPS = 8  # done together: whose derivatives are prepared at once, and in one CUDA graph
-SEGMENT = 64  # steps whose gates exist together when nothing is kept for backward
-FEW_ROWS = 256  # up to which a plain product on a CPU is faster transposed
-B_MULTIPLE, T_IN_MULTIPLE = 8, 32  # what CUDA graphs round shapes up to, so that few are needed
-MAX_GRAPHS = 128  # LJSpeech in batches of dynamic size needs some 65
+STEPS = 8  # steps per call of run(), and so per CUDA graph
+SEGMENT = 64  # steps whose gates are in memory at a time when there is no backward
+FEW_ROWS = 256  # up to this many, a plain product on a CPU is faster transposed
+B_MULTIPLE, T_IN_MULTIPLE = 8, 32  # shapes are rounded up to these: fewer CUDA graphs
+MAX_GRAPHS = 128  # LJSpeech with dynamic batch sizes needs about 65
 
 
 def lstm(
@@ -49,7 +48,7 @@ def lstm(
     graph: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """An LSTM from a zero state; what it outputs is what it carries on.
+    """An LSTM from a zero state, which carries on its dropped-out output.
 
     Args:
         x: (T, B, D)
@@ -61,8 +60,8 @@ def lstm(
     """
     T, B, _ = x.shape
     if graph:
-        more = (0, 0, 0, -B % B_MULTIPLE, 0, -T % STEPS)
-        x, mask = F.pad(x, more), mask if mask is None else F.pad(mask, more)
+        pad = (0, 0, 0, -B % B_MULTIPLE, 0, -T % STEPS)
+        x, mask = F.pad(x, pad), mask if mask is None else F.pad(mask, pad)
     inputs = (x, weight_ih, weight_hh, bias)
     options = mask, scale, graph, dtype or x.dtype, _needs_grad(inputs)
     return _LSTM.apply(*inputs, *options)[:T, :B]
@@ -84,33 +83,33 @@ def attend(
     graph: bool = False,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """An LSTM that sees the last context, and attention that looks with its output.
+    """An LSTM that reads the last context, and attention with its output as the query.
 
     Args:
-        x: (T, B, D), all inputs of the LSTM but the context
+        x: (T, B, D), the LSTM's inputs without the context
         memory: (B, T_in, E)
         keys: (B, T_in, A)
         padding: (B, T_in), True beyond a text's end
         weight_ih: (4H, D)
-        recurrent: (4H, H + E), of the hidden state and of the context
+        recurrent: (4H, H + E), weights of the hidden state and the context
         bias: (4H,)
         query: (A, H)
-        location: (A, 2, W) filters over the last weights and the sum of all weights before
+        location: (A, 2, W), filters over the last weights and over their sum so far
         v: (A,)
         mask: (T, B, H) booleans, the hidden states to keep, which are multiplied by ``scale``
 
     Returns:
-        hidden state and context side by side (T, B, H + E), the context again (T, B, E), and the
+        hidden state and context, concatenated (T, B, H + E); the context alone (T, B, E); the
         attention weights (T, B, T_in)
     """
     T, B, T_in = x.size(0), x.size(1), memory.size(1)
     if graph:
-        more_T, more_B, more_T_in = -T % STEPS, -B % B_MULTIPLE, -T_in % T_IN_MULTIPLE
-        x = F.pad(x, (0, 0, 0, more_B, 0, more_T))
-        memory, keys = (F.pad(tensor, (0, 0, 0, more_T_in, 0, more_B)) for tensor in (memory, keys))
-        # An added clip is no padding: the softmax over nothing would not be a number.
-        padding = F.pad(F.pad(padding, (0, more_T_in), value=True), (0, 0, 0, more_B), value=False)
-        mask = mask if mask is None else F.pad(mask, (0, 0, 0, more_B, 0, more_T))
+        pad_T, pad_B, pad_T_in = -T % STEPS, -B % B_MULTIPLE, -T_in % T_IN_MULTIPLE
+        x = F.pad(x, (0, 0, 0, pad_B, 0, pad_T))
+        memory, keys = (F.pad(tensor, (0, 0, 0, pad_T_in, 0, pad_B)) for tensor in (memory, keys))
+        # Added clips are not marked as padding: softmax over nothing would be NaN.
+        padding = F.pad(F.pad(padding, (0, pad_T_in), value=True), (0, 0, 0, pad_B), value=False)
+        mask = mask if mask is None else F.pad(mask, (0, 0, 0, pad_B, 0, pad_T))
     inputs = (x, memory, keys, weight_ih, recurrent, bias, query, location, v)
     options = padding, mask, scale, graph, dtype or x.dtype, _needs_grad(inputs)
     features, contexts, weights = _Attend.apply(*inputs, *options)
@@ -127,7 +126,7 @@ class _LSTM(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         T, B, H = x.size(0), x.size(1), weight_hh.size(1)
         weight_ih, weight_hh = weight_ih.to(dtype), weight_hh.to(dtype)
-        hidden = x.new_empty(T + 1, B, H)  # row t + 1 is the state after step t
+        hidden = x.new_empty(T + 1, B, H)  # row t + 1: after step t
         hidden[0] = 0
         run = _runner(_lstm_forward, (weight_hh,), (B, scale), 3, graph)
         for start, gates, cell in _segments(x, weight_ih, bias, H, save):
@@ -137,7 +136,7 @@ class _LSTM(torch.autograd.Function):
                     gates[i : i + STEPS],
                     cell[i : i + STEPS + 1],
                     hidden[t : t + STEPS + 1],
-                    _at(mask, t),
+                    _slice(mask, t),
                 )
         if save:
             ctx.save_for_backward(x, weight_ih, weight_hh, mask, gates, cell, hidden)
@@ -158,7 +157,7 @@ class _LSTM(torch.autograd.Function):
                 d_next,
                 d_cell,
                 cell[t : t + STEPS + 1],
-                _at(mask, t),
+                _slice(mask, t),
                 d_hidden[t : t + STEPS],
             )
         d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(weight_hh.dtype)
@@ -171,11 +170,11 @@ def _lstm_forward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None
     recur = multiplier(weight_hh, B)
 
     def run(gates: Tensor, cell: Tensor, hidden: Tensor, mask: Tensor | None) -> None:
-        """Gates (n, B, 4H) of the inputs become the activated ones; cell and hidden state
-        (n + 1, B, H) are known in their first row."""
+        """Activates gates (n, B, 4H), which hold the inputs' part. The first row of cell and
+        hidden (n + 1, B, H) is given; the others are written."""
         for t, gate in enumerate(gates):
             gate += recur(hidden[t])
-            _cell(gate, cell[t], cell[t + 1], hidden[t + 1], _one(mask, t), scale)
+            _cell(gate, cell[t], cell[t + 1], hidden[t + 1], _row(mask, t), scale)
 
     return run
 
@@ -191,9 +190,9 @@ def _lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., Non
         mask: Tensor | None,
         d_output: Tensor,
     ) -> None:
-        """Activated gates (n, B, 4H) become their gradients; ``d_next`` (B, 4H) and ``d_cell``
-        (B, H), those of the step and the cell after these, become those before the next call."""
-        through, keep = _to_coefficients(d_gates, cell, mask, scale)
+        """Turns activated gates (n, B, 4H) into their gradients. ``d_next`` (B, 4H) and ``d_cell``
+        (B, H) hold the gradients from the steps after these, and then from these."""
+        through, keep = _coefficients(d_gates, cell, mask, scale)
         after = d_next
         for t in reversed(range(len(d_gates))):
             d_hidden = d_output[t] + recur(after)
@@ -216,9 +215,9 @@ class _Attend(torch.autograd.Function):
         (T, B, _), T_in, H = x.shape, memory.size(1), query.size(1)
         weight_ih, recurrent = weight_ih.to(dtype), recurrent.to(dtype)
         margin = location.size(2) // 2
-        features = x.new_empty(T + 1, B, recurrent.size(1))  # row t + 1 is that of step t
+        features = x.new_empty(T + 1, B, recurrent.size(1))  # row t + 1: after step t
         features[0] = 0
-        # Weights, and their sums over all steps so far, with room for the filters on each side.
+        # Attention weights and their sums so far, with a margin for the filters on both sides.
         past = x.new_zeros(T + 1, B, 2, T_in + 2 * margin)
         constants = (memory, keys, padding, recurrent, query, location, v)
         run = _runner(_attend_forward, constants, (scale,), 4, graph)
@@ -230,7 +229,7 @@ class _Attend(torch.autograd.Function):
                     cell[i : i + STEPS + 1],
                     features[t : t + STEPS + 1],
                     past[t : t + STEPS + 1],
-                    _at(mask, t),
+                    _slice(mask, t),
                 )
         if save:
             ctx.save_for_backward(x, weight_ih, *constants, mask, gates, cell, features, past)
@@ -250,8 +249,8 @@ class _Attend(torch.autograd.Function):
         memory, keys, _, recurrent, query, location, v = constants
         (T, B, _), (A, H), (scale, graph) = x.shape, query.shape, ctx.options
         d_gates = gates.clone() if _is_kept() else gates
-        d_asked = x.new_empty(T, B, A)
-        # Of the gates and the cell after a step; of the weights before it and of their sum.
+        d_query = x.new_empty(T, B, A)
+        # Gradients of the next step's gates, of the cell, and of the last weights and their sum.
         d_next, d_cell = torch.zeros_like(gates[0]), torch.zeros_like(cell[0])
         d_past = x.new_zeros(B, 2, memory.size(1))
         sums = d_memory, d_keys, d_location, d_v = [
@@ -261,7 +260,7 @@ class _Attend(torch.autograd.Function):
         for t in reversed(range(0, T, STEPS)):
             run(
                 d_gates[t : t + STEPS],
-                d_asked[t : t + STEPS],
+                d_query[t : t + STEPS],
                 d_next,
                 d_cell,
                 d_past,
@@ -269,16 +268,16 @@ class _Attend(torch.autograd.Function):
                 cell[t : t + STEPS + 1],
                 features[t + 1 : t + STEPS + 1],
                 past[t : t + STEPS + 1],
-                _at(mask, t),
-                _at(d_features, t),
-                _at(d_contexts, t),
-                _at(d_weights, t),
+                _slice(mask, t),
+                _slice(d_features, t),
+                _slice(d_contexts, t),
+                _slice(d_weights, t),
             )
         d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(recurrent.dtype)
         d_x, d_weight_ih = _input_gradients(ctx, d_gates, x, weight_ih)
         d_recurrent = _weight_gradient(d_gates, features[:-1])
-        d_query = _weight_gradient(d_asked, features[1:, :, :H])
-        gradients = d_x, d_memory, d_keys, d_weight_ih, d_recurrent, d_bias, d_query
+        d_weight_query = _weight_gradient(d_query, features[1:, :, :H])
+        gradients = d_x, d_memory, d_keys, d_weight_ih, d_recurrent, d_bias, d_weight_query
         return *gradients, d_location, d_v, *[None] * 6
 
 
@@ -293,22 +292,22 @@ def _attend_forward(
     scale: float,
 ) -> Callable[..., None]:
     (B, T_in, E), H, margin = memory.shape, query.size(1), location.size(2) // 2
-    recur, ask = multiplier(recurrent, B), multiplier(query, B)
+    recur, project = multiplier(recurrent, B), multiplier(query, B)
     locate = multiplier(location.flatten(1), B * T_in)
 
     def run(
         gates: Tensor, cell: Tensor, features: Tensor, past: Tensor, mask: Tensor | None
     ) -> None:
-        """Gates (n, B, 4H) of the inputs become the activated ones; cell (n + 1, B, H), hidden
-        state and context (n + 1, B, H + E) and past (n + 1, B, 2, T_in + W - 1), which are the
-        weights and their sum, are known in their first row."""
+        """Activates gates (n, B, 4H), which hold the inputs' part. The first row of the cell
+        (n + 1, B, H), of hidden state and context (n + 1, B, H + E), and of the past (weights
+        and their sum, n + 1, B, 2, T_in + W - 1) is given; the others are written."""
         weights, sums = past[..., margin : margin + T_in].unbind(2)  # (n + 1, B, T_in)
         for t, gate in enumerate(gates):
             hidden, context = features[t + 1].split([H, E], 1)
             gate += recur(features[t])
-            _cell(gate, cell[t], cell[t + 1], hidden, _one(mask, t), scale)
+            _cell(gate, cell[t], cell[t + 1], hidden, _row(mask, t), scale)
             energies = locate(_windows(past[t], T_in)).view(B, T_in, -1)
-            energies.add_(keys).add_(ask(hidden)[:, None])
+            energies.add_(keys).add_(project(hidden)[:, None])
             scores = (_tanh_(energies) @ v).masked_fill_(padding, -torch.inf)
             weights[t + 1] = torch.softmax(scores, 1)
             torch.add(sums[t], weights[t + 1], out=sums[t + 1])
@@ -329,13 +328,13 @@ def _attend_backward(
 ) -> Callable[..., None]:
     (B, T_in, E), (A, H), margin = memory.shape, query.shape, location.size(2) // 2
     filters = location.flatten(1)  # (A, 2W)
-    recur, ask = multiplier(recurrent.t(), B), multiplier(query.t(), B)
+    recur, project = multiplier(recurrent.t(), B), multiplier(query.t(), B)
     locate = multiplier(filters, STEPS * B * T_in)
     unlocate = multiplier(filters.t(), STEPS * B * T_in)
 
     def run(
         d_gates: Tensor,
-        d_asked: Tensor,
+        d_query: Tensor,
         d_next: Tensor,
         d_cell: Tensor,
         d_past: Tensor,
@@ -351,12 +350,12 @@ def _attend_backward(
         d_contexts: Tensor | None,
         d_weights: Tensor | None,
     ) -> None:
-        """Activated gates (n, B, 4H) become their gradients, ``d_asked`` (n, B, A) is written;
-        ``d_next`` (B, 4H), ``d_cell`` (B, H) and ``d_past`` (B, 2, T_in) are carried on; the
-        gradients of memory, keys, location and v are added to."""
+        """Turns activated gates (n, B, 4H) into their gradients and writes ``d_query``
+        (n, B, A). Carries ``d_next`` (B, 4H), ``d_cell`` (B, H) and ``d_past`` (B, 2, T_in) on
+        to earlier steps. Adds to the gradients of memory, keys, location and v."""
         n = len(d_gates)
-        through, keep = _to_coefficients(d_gates, cell, mask, scale)
-        # The energies again, which are tanh(...) @ v, and their derivatives before softmax.
+        through, keep = _coefficients(d_gates, cell, mask, scale)
+        # The energies, tanh(...) @ v, again; and their derivatives, without the softmax.
         windows = _windows(past[:n], T_in)  # (n * B * T_in, 2W)
         tanh = locate(windows).view(n, B, T_in, A).add_(keys)
         _tanh_(tanh.add_(F.linear(features[..., :H], query)[:, :, None]))
@@ -364,7 +363,7 @@ def _attend_backward(
         spread = unlocate(slopes)  # (n, B, T_in, 2W)
         weights = past[1:, :, 0, margin : margin + T_in]  # (n, B, T_in)
         d_scores = torch.empty_like(weights)
-        # Of hidden state and context, from all that used them.
+        # Gradients of hidden state and context, from everything that used them.
         d_all = torch.zeros_like(features) if d_features is None else d_features.clone()
         if d_contexts is not None:
             d_all[..., H:] += d_contexts
@@ -378,8 +377,8 @@ def _attend_backward(
                 d_weight += d_weights[t]
             d_weight -= (d_weight * weights[t]).sum(1, keepdim=True)
             d_score = torch.mul(d_weight, weights[t], out=d_scores[t])
-            d_asked[t] = torch.bmm(d_score[:, None], slopes[t])[:, 0]
-            d_hidden += ask(d_asked[t])
+            d_query[t] = torch.bmm(d_score[:, None], slopes[t])[:, 0]
+            d_hidden += project(d_query[t])
             d_window = _add_windows(spread[t] * d_score[:, :, None], margin)  # (B, 2, T_in)
             d_past[:, 0] = d_window[:, 0]
             d_past[:, 1] += d_window[:, 1]
@@ -388,7 +387,7 @@ def _attend_backward(
         d_next.copy_(after)
         d_memory.baddbmm_(weights.permute(1, 2, 0), d_all[..., H:].transpose(0, 1))
         d_v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
-        slopes *= d_scores[..., None]  # now the gradient of what tanh was taken of
+        slopes *= d_scores[..., None]  # now the gradient of tanh's input
         d_keys += slopes.sum(0)
         d_location += (slopes.view(-1, A).t() @ windows).view_as(location)
 
@@ -401,7 +400,7 @@ def _attend_backward(
 def _cell(
     gate: Tensor, before: Tensor, after: Tensor, hidden: Tensor, mask: Tensor | None, scale: float
 ) -> None:
-    """Activates ``gate`` (B, 4H) in place; writes the cell and the hidden state (B, H) after it."""
+    """Activates ``gate`` (B, 4H) in place; writes cell ``after`` and ``hidden`` (B, H)."""
     i, f, g, o = gate.chunk(4, 1)
     gate[:, : 2 * i.size(1)].sigmoid_()
     _tanh_(g)
@@ -414,16 +413,16 @@ def _cell(
         hidden.mul_(mask).mul_(scale)
 
 
-def _to_coefficients(
+def _coefficients(
     gates: Tensor, cell: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Turns activated gates (n, B, 4H) in place into what the gradients are multiplied by.
+    """Turns activated gates (n, B, 4H) into coefficients of their gradients, in place.
 
     Args:
-        cell: (n + 1, B, H), from before the first step on
+        cell: (n + 1, B, H), the first row from before the first step
 
     Returns:
-        (n, B, H) each: from the hidden state to the cell, from a cell to the one before it
+        two more coefficients (n, B, H): hidden state to cell, and cell to previous cell
     """
     i, f, g, o = gates.chunk(4, 2)
     tanh = _tanh_(cell[1:].clone())
@@ -445,7 +444,7 @@ def _to_coefficients(
 def _cell_backward(
     gate: Tensor, d_hidden: Tensor, d_cell: Tensor, through: Tensor, keep: Tensor
 ) -> None:
-    """Turns a step's coefficients (B, 4H) into gradients, and ``d_cell`` into that before it."""
+    """Turns a step's coefficients (B, 4H) into gradients; ``d_cell`` moves to the step before."""
     H = d_cell.size(1)
     d_cell.addcmul_(d_hidden, through)
     gate[:, : 3 * H].view(-1, 3, H).mul_(d_cell[:, None])
@@ -457,7 +456,7 @@ def _cell_backward(
 
 
 def _windows(past: Tensor, T_in: int) -> Tensor:
-    """(..., B, 2, T_in + W - 1) to what the filters see of it, (... * B * T_in, 2W)."""
+    """The windows that the filters see, (... * B * T_in, 2W) of (..., B, 2, T_in + W - 1)."""
     past = past.contiguous()
     W = past.size(-1) - T_in + 1
     windows = past.unfold(-1, W, 1)  # (..., B, 2, T_in, W)
@@ -469,7 +468,7 @@ def _add_windows(d_windows: Tensor, margin: int) -> Tensor:
     B, T_in, _ = d_windows.shape
     W = 2 * margin + 1
     padded = F.pad(d_windows, (0, 0, margin, margin))
-    # Character n was seen by window n + margin - w at place w: along a diagonal.
+    # Window n + margin - w saw character n at position w: sum along diagonals.
     strides = (padded.stride(0), W, 2 * W, 2 * W - 1)
     return padded.as_strided((B, 2, T_in, W), strides, W - 1).sum(3)
 
@@ -478,13 +477,12 @@ def _add_windows(d_windows: Tensor, margin: int) -> Tensor:
 
 
 def multiplier(weight: Tensor, rows: int) -> Callable[..., Tensor]:
-    """``multiply(x, bias=None)``: x (..., K) @ weight.T + bias, for about ``rows`` rows at a time.
+    """Makes ``multiply(x, bias=None)``: x (..., K) @ weight.T + bias, in the weight's dtype, for
+    about ``rows`` rows per call.
 
-    In the dtype of the weight, its result too.
-
-    On a CPU oneDNN packs the weight (N, K) once for all calls, which makes products of few rows
-    two to three times as fast. The operators are PyTorch's own for its compiler, so not public:
-    without them, or with ``torch.backends.mkldnn`` switched off, it is a plain product.
+    On a CPU, oneDNN packs the weight (N, K) once for all calls, which makes products of few rows
+    two to three times as fast. PyTorch has these operators for its compiler, so they are not
+    public: without them, or with ``torch.backends.mkldnn`` off, it is a plain product.
     """
     dtype, product = weight.dtype, F.linear
     if weight.device.type == "cpu" and _has_onednn(dtype):
@@ -499,7 +497,7 @@ def multiplier(weight: Tensor, rows: int) -> Callable[..., Tensor]:
 
         def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             if bias is None and x.dim() == 2:
-                return (weight @ x.t()).t()  # of few rows it takes less time so
+                return (weight @ x.t()).t()  # faster for few rows
             return F.linear(x, weight, bias)
 
     def multiply(x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -530,7 +528,7 @@ def _input_gradients(
 
 
 def _weight_gradient(d_output: Tensor, x: Tensor) -> Tensor:
-    """(T, B, N) and (T, B, K) to (N, K); the product is in the dtype of the first."""
+    """(N, K) of (T, B, N) and (T, B, K), multiplied in the dtype of the first."""
     product = d_output.flatten(0, 1).t() @ x.flatten(0, 1).to(d_output.dtype)
     return product.to(x.dtype)
 
@@ -541,9 +539,8 @@ def _weight_gradient(d_output: Tensor, x: Tensor) -> Tensor:
 def _segments(
     x: Tensor, weight_ih: Tensor, bias: Tensor, H: int, save: bool
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(first step, gates (n, B, 4H) of the inputs, cells (n + 1, B, H), the first one set).
-
-    All steps at once if they are kept for backward, otherwise a few at a time.
+    """Yields first step, the inputs' part of the gates (n, B, 4H), and cells (n + 1, B, H) with
+    the first row set: for all steps at once if backward needs them, otherwise in segments.
     """
     T, B, _ = x.shape
     n = T if save else SEGMENT
@@ -557,16 +554,16 @@ def _segments(
         last = cell[-1]
 
 
-def _at(tensor: Tensor | None, t: int) -> Tensor | None:
+def _slice(tensor: Tensor | None, t: int) -> Tensor | None:
     return None if tensor is None else tensor[t : t + STEPS]
 
 
-def _one(mask: Tensor | None, t: int) -> Tensor | None:
+def _row(mask: Tensor | None, t: int) -> Tensor | None:
     return None if mask is None else mask[t]
 
 
 def _tanh_(x: Tensor) -> Tensor:
-    """In place; on a CPU by way of sigmoid, whose vectorised kernel is several times as fast."""
+    """In-place tanh; on a CPU via sigmoid, whose vectorised kernel is several times as fast."""
     return x.tanh_() if x.is_cuda else x.mul_(2).sigmoid_().mul_(2).sub_(1)
 
 
@@ -575,9 +572,9 @@ def _needs_grad(inputs: tuple[Tensor, ...]) -> bool:
 
 
 def _is_kept() -> bool:
-    """Whether backward may be called again (``retain_graph``), so must not spoil what is saved."""
-    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return ask is None or ask()
+    """Whether backward may run again (``retain_graph``) and must not overwrite saved tensors."""
+    is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return is_kept is None or is_kept()
 
 
 # Running the loops
@@ -590,11 +587,11 @@ def _runner(
     n_written: int,
     graph: bool,
 ) -> Callable[..., None]:
-    """``prepare(*constants, *options)``, the ``run`` of one of the four loops.
+    """The ``run`` of a loop, ``prepare(*constants, *options)``.
 
     Args:
-        n_written: how many of the tensors given to ``run`` it writes: the first ones
-        graph: do it in buffers, on a GPU as a CUDA graph
+        n_written: ``run`` writes to its first ``n_written`` tensors
+        graph: work on buffers; on a GPU, as a CUDA graph
     """
     if not graph or _cannot_capture:
         return prepare(*constants, *options)
@@ -609,7 +606,7 @@ def _runner(
     return run
 
 
-_cannot_capture = False  # one CUDA graph could not be captured, so no other is tried
+_cannot_capture = False  # a capture has failed, so no other is tried
 
 
 def _graphed(
@@ -619,13 +616,13 @@ def _graphed(
     n_written: int,
     tensors: Sequence[Tensor | None],
 ) -> Callable[..., None]:
-    """The graph for these shapes with these constants; the loop itself if there can be none."""
+    """A graph for these shapes, with these constants; the plain loop if the capture fails."""
     global _cannot_capture
     specs = [
         tensor if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
         for tensor in (*constants, *tensors)
     ]
-    tf32 = torch.backends.cuda.matmul.allow_tf32  # which a captured product keeps
+    tf32 = torch.backends.cuda.matmul.allow_tf32  # captured products keep it
     try:
         graph = _graph(tf32, prepare, options, len(constants), n_written, *specs)
     except torch.cuda.OutOfMemoryError:
@@ -633,14 +630,14 @@ def _graphed(
     except RuntimeError as error:
         _cannot_capture = True
         reason = str(error).partition("\n")[0]
-        print(f"warning: a CUDA graph cannot be captured ({reason}); going on as decoder=scan")
+        print(f"warning: CUDA graph capture failed ({reason}); continuing as decoder=scan")
         return prepare(*constants, *options)
     graph.load(constants)
     return graph
 
 
 class _Graph:
-    """The ``run`` of a loop in buffers that all graphs share: copies in, runs, copies out."""
+    """A loop's ``run`` on buffers that all graphs share: copies in, runs, copies out."""
 
     def __init__(
         self,
@@ -675,18 +672,18 @@ class _Graph:
             tensor.copy_(buffer)
 
     def _capture(self) -> torch.cuda.CUDAGraph | None:
-        """None on a CPU."""
+        """The CUDA graph; None on a CPU."""
         if not self.constants[0].is_cuda:
             return None
         run = self.prepare(*self.constants, *self.options)
         current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(current):  # so that it is again if the capture fails
+        with torch.cuda.stream(current):  # restores it if the capture fails
             stream.wait_stream(current)
-            with torch.cuda.stream(stream):  # once before, as libraries allocate when first called
+            with torch.cuda.stream(stream):  # libraries allocate at their first call
                 run(*self.tensors)
             current.wait_stream(stream)
-            # The loader's thread may pin memory meanwhile, which a stricter mode forbids.
+            # The loader's thread may pin memory meanwhile: stricter modes forbid it.
             with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
                 run(*self.tensors)
         return graph
@@ -697,16 +694,16 @@ _flat: dict[tuple, Tensor] = {}
 
 
 def _buffer(i: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The ``i``-th buffer of a graph, in memory that all have in common: no two run at the same
-    time, and whatever one reads is copied in before. Only larger shapes need more."""
+    """The ``i``-th buffer of a graph. All graphs share its memory, which grows with the largest
+    shape: no two run at the same time, and each copies in what it reads."""
     flat, n = _flat.get((i, dtype, device)), shape.numel()
     if flat is None or len(flat) < n:
-        with torch.inference_mode(False):  # or training could not write to it
+        with torch.inference_mode(False):  # else training could not write to it
             flat = _flat[i, dtype, device] = torch.zeros(n, dtype=dtype, device=device)
     return flat[:n].view(shape)
 
 
 @lru_cache(maxsize=1)
 def _pool() -> Any:
-    """One pool for the temporaries of all graphs: no two of them run at the same time."""
+    """A memory pool for the temporaries of all graphs, since no two run at the same time."""
     return torch.cuda.graph_pool_handle()

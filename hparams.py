@@ -20,82 +20,82 @@ class HParams:
     """Immutable settings. Impossible values raise :class:`UserError` on construction."""
 
     # Experiment
-    seed: int = 0  # of the weights, the dropout, and (+ 1 per epoch) the batching
+    seed: int = 0  # random seed of weights and dropout; batching adds the epoch to it
     epochs: int = 220  # passes over the training set
-    epochs_per_validation: int = 2  # validate after every so many epochs
-    epochs_per_checkpoint: int = 2  # save a checkpoint after every so many epochs
-    checkpoint_minutes: float = 10.0  # and after so many minutes, amid an epoch too; 0: do not
-    keep_checkpoints: int = 2  # the newest so many, and the best
-    decoder: str = "scan"  # of training: scan; graph: scan as CUDA graphs; reference: slow loop
-    precision: str = "fp32"  # of products: fp32; tf32: 10-bit mantissas (GPU); bf16: 7-bit
-    deterministic: bool = False  # on a GPU: algorithms that repeat exactly, where torch has them
-    largest_first: bool = True  # try the run's largest batches first, to see that they fit
-    max_bad_steps: int = 10  # stop after so many in a row whose loss or gradient is not finite
+    epochs_per_validation: int = 2  # validate every N epochs
+    epochs_per_checkpoint: int = 2  # save a checkpoint every N epochs
+    checkpoint_minutes: float = 10.0  # also every N minutes, mid-epoch; 0 turns it off
+    keep_checkpoints: int = 2  # how many of the newest checkpoints to keep, besides the best
+    decoder: str = "scan"  # for training: scan (fast), graph (CUDA graphs) or reference (slow loop)
+    precision: str = "fp32"  # for matrix products: fp32, tf32 (GPU only) or bf16
+    deterministic: bool = False  # use algorithms that repeat exactly on a GPU, where torch has them
+    largest_first: bool = True  # try the largest batches before training, to see that they fit
+    max_bad_steps: int = 10  # stop after N steps in a row with a loss or gradient not finite
 
     # Data
-    data_dir: str = ""  # what relative paths in the filelists start from; "": the current folder
-    training_files: str = "filelists/ljspeech_train.txt"  # several joined with +
-    validation_files: str = "filelists/ljspeech_val.txt"  # likewise
-    text_cleaners: tuple[str, ...] = ("english_cleaners",)  # of text/cleaners.py, in order
+    data_dir: str = ""  # folder that relative paths in filelists start from; "": current folder
+    training_files: str = "filelists/ljspeech_train.txt"  # filelists, joined with +
+    validation_files: str = "filelists/ljspeech_val.txt"  # filelists, joined with +
+    text_cleaners: tuple[str, ...] = ("english_cleaners",)  # of text/cleaners.py, in this order
     on_bad_clip: str = "error"  # error: refuse to start; skip: leave out up to 1 % of the clips
-    max_text_length: int = 500  # symbols: a clip of more is a bad one
-    cache_mels: bool = True  # False: compute every mel again each time it is needed
-    mel_cache_dir: str = "mel_cache"  # where the computed mels are kept
-    num_workers: int = 1  # loader processes; 0: load in the training process
+    max_text_length: int = 500  # longest text allowed, in symbols
+    cache_mels: bool = True  # keep computed mels on disk; False computes them every time
+    mel_cache_dir: str = "mel_cache"  # folder for the cached mels
+    num_workers: int = 1  # loader processes; 0 loads in the training process
 
     # Audio
     sampling_rate: int = 22050  # Hz
-    filter_length: int = 2048  # FFT size, samples
-    hop_length: int = 276  # samples: 12.5 ms frames (Sec. 6)
-    win_length: int = 1102  # samples: 50 ms windows (Sec. 6)
+    filter_length: int = 2048  # FFT size in samples
+    hop_length: int = 276  # samples between frames; 276 is 12.5 ms (Sec. 6)
+    win_length: int = 1102  # window length in samples; 1102 is 50 ms (Sec. 6)
     n_mel_channels: int = 80  # mel bands
-    mel_fmin: float = 0.0  # Hz
-    mel_fmax: float = 8000.0  # Hz
+    mel_fmin: float = 0.0  # lower edge of the mel bands, Hz
+    mel_fmax: float = 8000.0  # upper edge of the mel bands, Hz
 
     # Batching (Sec. 2-5)
-    batching_strategy: str = "SSB"  # RAND, SB, SSB, BKT or ATS
-    batch_size: int = 16  # clips; the base batch size when dynamic
-    dynamic_batch_size: bool = True  # DBS: extend a batch up to the capacity (Sec. 4)
+    batching_strategy: str = "SSB"  # RAND, SB, SSB, BKT or ATS (Sec. 2-3)
+    batch_size: int = 16  # clips per batch; the base batch size with dynamic_batch_size
+    dynamic_batch_size: bool = True  # DBS: fill each batch up to the batch capacity (Sec. 4)
     batch_randomization: bool = True  # BR: shuffle the order of the batches (Sec. 5)
-    lrf: float = 0.1  # SSB: local randomisation factor
-    bucket_size: int = 1024  # BKT: clips per bucket
-    bucket_edges: str = "size"  # BKT: by bucket_size, or n_buckets of "uniform" or "quantile" edges
-    n_buckets: int = 10  # BKT with uniform or quantile edges
+    lrf: float = 0.1  # SSB: local randomisation factor, the noise added to lengths
+    bucket_size: int = 1024  # BKT: clips per bucket, with bucket_edges=size
+    bucket_edges: str = "size"  # BKT: size (of bucket_size clips), uniform or quantile
+    n_buckets: int = 10  # BKT: number of buckets, with uniform or quantile edges
     n_bins: int = 58  # ATS: number of bins
-    batch_capacity: int = 0  # DBS: frames, padding included; 0: batch_size x longest clip
-    batch_capacity_seconds: float = 0.0  # the same in seconds; 0: not given
+    batch_capacity: int = 0  # DBS: frames with padding; 0: batch_size x longest clip
+    batch_capacity_seconds: float = 0.0  # DBS: batch_capacity in seconds; 0: not set
 
     # Model
-    n_symbols: int = 148  # characters and phones: those of text/symbols.py
+    n_symbols: int = 148  # characters and phones in text/symbols.py
     symbols_embedding_dim: int = 512  # features per symbol
-    encoder_n_convolutions: int = 3  # layers
-    encoder_kernel_size: int = 5  # characters
-    encoder_embedding_dim: int = 512  # features per character, half of them per direction
-    prenet_dim: int = 256  # features per frame
-    attention_rnn_dim: int = 1024  # units
-    attention_dim: int = 128  # features compared
-    attention_location_n_filters: int = 32  # filters over past attention
-    attention_location_kernel_size: int = 31  # characters
-    decoder_rnn_dim: int = 1024  # units
-    postnet_embedding_dim: int = 512  # channels
-    postnet_kernel_size: int = 5  # frames
-    postnet_n_convolutions: int = 5  # layers
-    p_encoder_dropout: float = 0.5  # after each of the encoder's convolutions
-    p_prenet_dropout: float = 0.5  # stays on in validation and inference
-    p_attention_dropout: float = 0.1  # of the attention LSTM's output, as it is carried on
-    p_decoder_dropout: float = 0.1  # of the decoder LSTM's output, likewise
-    p_postnet_dropout: float = 0.5  # after each of the postnet's convolutions
-    mask_padding: bool = True  # outputs beyond a clip's end: mels 0, gate energy 1000
-    gate_threshold: float = 0.5  # inference: stop when the gate's probability exceeds it
-    max_decoder_steps: int = 1000  # inference: frames after which a clip is cut off
+    encoder_n_convolutions: int = 3  # convolutions in the encoder
+    encoder_kernel_size: int = 5  # width of the encoder's convolutions, in symbols
+    encoder_embedding_dim: int = 512  # encoder features per symbol, half of them per direction
+    prenet_dim: int = 256  # units in each of the prenet's two layers
+    attention_rnn_dim: int = 1024  # units in the attention LSTM
+    attention_dim: int = 128  # features in which attention compares query and keys
+    attention_location_n_filters: int = 32  # location filters over past attention weights
+    attention_location_kernel_size: int = 31  # width of the location filters, in symbols
+    decoder_rnn_dim: int = 1024  # units in the decoder LSTM
+    postnet_embedding_dim: int = 512  # channels in the postnet
+    postnet_kernel_size: int = 5  # width of the postnet's convolutions, in frames
+    postnet_n_convolutions: int = 5  # convolutions in the postnet
+    p_encoder_dropout: float = 0.5  # dropout rate after each encoder convolution
+    p_prenet_dropout: float = 0.5  # dropout rate in the prenet, in validation and inference too
+    p_attention_dropout: float = 0.1  # dropout rate of the attention LSTM's hidden state
+    p_decoder_dropout: float = 0.1  # dropout rate of the decoder LSTM's hidden state
+    p_postnet_dropout: float = 0.5  # dropout rate after each postnet convolution
+    mask_padding: bool = True  # set outputs beyond a clip's end to mel 0 and gate logit 1000
+    gate_threshold: float = 0.5  # inference stops where the stop probability exceeds this
+    max_decoder_steps: int = 1000  # inference cuts a clip off after this many frames
 
     # Optimisation
-    learning_rate: float = 1e-3  # of Adam, constant
-    weight_decay: float = 1e-6  # L2, of Adam
-    grad_clip_thresh: float = 1.0  # L2 norm of all gradients together
-    guided_attention_weight: float = 0.0  # Tachibana et al. 2018; the paper has none
-    guided_attention_sigma: float = 0.2  # their g: width of the unpenalised diagonal
-    ignore_layers: tuple[str, ...] = ("embedding.weight",)  # left fresh by --warm_start
+    learning_rate: float = 1e-3  # Adam's, constant
+    weight_decay: float = 1e-6  # Adam's L2 penalty
+    grad_clip_thresh: float = 1.0  # largest L2 norm of the whole gradient
+    guided_attention_weight: float = 0.0  # weight of that loss (Tachibana et al. 2018); 0: off
+    guided_attention_sigma: float = 0.2  # guided attention: width of the unpenalised diagonal
+    ignore_layers: tuple[str, ...] = ("embedding.weight",)  # not loaded by --warm_start
 
     def __post_init__(self) -> None:
         positive = [

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class LinearNorm(nn.Module):
-    """Linear layer with Xavier-uniform weights for the nonlinearity ``gain`` that follows it."""
+    """Linear layer, initialised Xavier-uniform for the nonlinearity ``gain`` that follows."""
 
     def __init__(self, in_dim: int, out_dim: int, bias: bool = True, gain: str = "linear") -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class LinearNorm(nn.Module):
 
 
 class ConvNorm(nn.Module):
-    """Length-preserving 1-D convolution with Xavier-uniform weights, initialised likewise."""
+    """Length-preserving 1-D convolution, initialised in the same way."""
 
     def __init__(
         self,
@@ -43,15 +43,15 @@ class ConvNorm(nn.Module):
 
 
 def length_mask(lengths: Tensor, n: int) -> Tensor:
-    """(B,) lengths to (B, n) booleans, True within each length."""
+    """Booleans (B, n) from lengths (B,): True before each length."""
     return torch.arange(n, device=lengths.device) < lengths[:, None]
 
 
 def draw_mask(p: float, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Booleans for dropout: False, to drop, with probability ``p`` (to 2e-10)."""
+    """Dropout mask: False (drop) with probability ``p``, exact to 2e-10."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - p).bool()
-    # Two 32-bit numbers of each draw: bernoulli_ takes ten times as long on most CPUs.
+    # Each draw gives two 32-bit numbers: ten times as fast as bernoulli_ on most CPUs.
     n = math.prod(shape)
     bits = torch.empty((n + 1) // 2, dtype=torch.int64).random_(-(2**63), None)
     threshold = min(round(p * 2**32), 2**32 - 1) - 2**31
@@ -59,17 +59,17 @@ def draw_mask(p: float, shape: Sequence[int], device: torch.device) -> Tensor:
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """``F.dropout``, which on a CPU is several times slower and keeps a float mask."""
+    """As ``F.dropout``, but several times faster on a CPU, and with a boolean mask."""
     if not training or p == 0 or x.is_cuda:
         return F.dropout(x, p, training)
     return x * draw_mask(p, x.shape, x.device) * (1 / (1 - p))
 
 
 class MelSpectrogram(nn.Module):
-    """Natural-log mel magnitudes, the frames centred on every ``hop_length``-th sample.
+    """Natural-log mel magnitudes; frames are centred on every ``hop_length``-th sample.
 
-    With ``hparams`` of preset ``nvidia`` this is the spectrogram that NVIDIA's Tacotron 2,
-    WaveGlow and HiFi-GAN share: Slaney's mel scale and norm, reflect padding, floor 1e-5.
+    With preset ``nvidia``, this is the spectrogram of NVIDIA's Tacotron 2, WaveGlow and HiFi-GAN:
+    Slaney's mel scale and norm, reflect padding, floor 1e-5.
     """
 
     def __init__(self, hparams: Any) -> None:
@@ -81,10 +81,10 @@ class MelSpectrogram(nn.Module):
         self.register_buffer("mel_basis", torch.from_numpy(mel_basis(hparams)))
 
     def forward(self, waveform: Tensor) -> Tensor:
-        """Log-mels of float samples in [-1, 1].
+        """Log-mels of samples in [-1, 1].
 
         Args:
-            waveform: (n_samples,) or (B, n_samples), more than ``filter_length / 2`` samples.
+            waveform: (n_samples,) or (B, n_samples) floats, longer than ``filter_length / 2``.
 
         Returns:
             (..., n_mels, n_samples // hop_length + 1) float32
@@ -103,8 +103,8 @@ class MelSpectrogram(nn.Module):
 
 
 def mel_basis(hparams: Any) -> np.ndarray:
-    """Weights (n_mels, n_fft / 2 + 1) float64 that make a mel of magnitudes."""
-    import librosa  # here, since it takes seconds, and where all mels are cached it can wait
+    """Mel filters (n_mels, n_fft / 2 + 1) float64 for magnitudes."""
+    import librosa  # here: it takes seconds, and is not needed if all mels are cached
 
     return librosa.filters.mel(
         sr=hparams.sampling_rate,
@@ -117,22 +117,25 @@ def mel_basis(hparams: Any) -> np.ndarray:
 
 
 def griffin_lim(mel: Tensor, hparams: Any) -> np.ndarray:
-    """Samples float32 in [-1, 1], ``(T_out - 1) * hop_length`` of them, for a log-mel.
+    """Audio of a log-mel: intelligible, not natural.
 
-    Magnitudes come from the mel by the pseudo-inverse, clamped, and phases from 32 iterations of
-    Griffin and Lim (1984): intelligible, not natural.
+    Magnitudes come from the clamped pseudo-inverse of the mel filters, phases from 32 iterations
+    of Griffin and Lim (1984).
 
     Args:
         mel: (n_mels, T_out)
+
+    Returns:
+        ((T_out - 1) * hop_length,) float32 samples in [-1, 1]
     """
     import librosa
 
-    if mel.size(1) < 2:  # one frame is a moment, not a sound
+    if mel.size(1) < 2:  # one frame has no duration
         return np.zeros(0, np.float32)
-    mel = torch.nan_to_num(mel.double()).clamp(-12, 8)  # an untrained model may give anything
-    # Non-negative least squares finds the same magnitudes, in gigabytes.
+    mel = torch.nan_to_num(mel.double()).clamp(-12, 8)  # an untrained model may predict anything
+    # Non-negative least squares would give the same magnitudes, but takes gigabytes.
     inverse = np.linalg.pinv(mel_basis(hparams))  # (n_fft / 2 + 1, n_mels)
-    with warnings.catch_warnings():  # of sounds shorter than a window
+    with warnings.catch_warnings():  # about sounds shorter than a window
         warnings.filterwarnings("ignore", message="n_fft=")
         samples = librosa.griffinlim(
             np.maximum(inverse @ mel.exp().cpu().numpy(), 0).astype(np.float32),

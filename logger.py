@@ -1,4 +1,4 @@
-"""What a run leaves behind: TensorBoard curves, pictures and audio, and ``metrics.jsonl``."""
+"""A run's logs: TensorBoard curves, pictures and audio, and ``metrics.jsonl``."""
 
 import io
 import json
@@ -23,22 +23,25 @@ from layers import griffin_lim
 
 
 class Sample(NamedTuple):
-    """One validation clip, cropped to its real lengths."""
+    """A validation clip, without padding."""
 
     text: str
     mel: Tensor  # (n_mels, T_out) target
-    mel_postnet: Tensor  # (n_mels, T_out) predicted in teacher forcing
+    mel_postnet: Tensor  # (n_mels, T_out) predicted with teacher forcing
     gate: Tensor  # (T_out,) predicted logits
     gate_target: Tensor  # (T_out,) 1 at the last frame
     alignment: Tensor  # (T_out, T_in)
 
 
 class RunLogger:
-    """Writes ``metrics.jsonl`` and ``sample/`` in ``output_dir``, and TensorBoard's in ``log_dir``.
+    """Writes ``metrics.jsonl`` and ``sample/`` to ``output_dir``, TensorBoard files to ``log_dir``.
 
     Args:
-        step, size: where the run starts, or goes on: its step, and the size of metrics.jsonl in
-            bytes. What a broken run logged after that is dropped, so that nothing stands twice.
+        step, size: the last step done, and the size of metrics.jsonl then, in bytes. Whatever an
+            interrupted run logged after that is dropped, since resuming logs it again.
+
+    Raises:
+        UserError: metrics.jsonl is shorter than ``size``.
     """
 
     def __init__(self, output_dir: Path, log_dir: Path, step: int = 0, size: int = 0) -> None:
@@ -47,8 +50,9 @@ class RunLogger:
         self.metrics = (output_dir / "metrics.jsonl").open("ab")
         if self.metrics.tell() < size:
             raise UserError(
-                f"{self.metrics.name}: {self.metrics.tell():,} bytes, and {size:,} when the "
-                "checkpoint was saved: put the lines back, or go on by -c with another -o"
+                f"{self.metrics.name}: has {self.metrics.tell():,} bytes, but had {size:,} when "
+                "the checkpoint was saved; restore the missing lines, or start another run from "
+                "it by -c, with another -o"
             )
         self.metrics.truncate(size)
         self.tensorboard = SummaryWriter(log_dir, purge_step=step + 1 if step else 0)
@@ -56,14 +60,14 @@ class RunLogger:
         threading.excepthook = _quiet(self.excepthook)
 
     def log_start(self, epoch: int, step: int, trained_by: dict[str, str | int]) -> None:
-        """What trains from here on: times compare only where it is the same."""
+        """What the run trains on from here; times compare only if this is the same."""
         self._write({"event": "start", "epoch": epoch, "step": step, **trained_by})
 
     def log(self, event: str, epoch: int, step: int, values: dict[str, float]) -> None:
-        """Scalars of one ``event``: "step" (training), "epoch" or "validation".
+        """Log the scalars of an ``event``: "step" (training), "epoch" or "validation".
 
-        TensorBoard draws training over steps, and the others over epochs done, since
-        strategies differ in how many steps an epoch has.
+        TensorBoard plots "step" over steps and the others over finished epochs, since the
+        number of steps in an epoch depends on the strategy.
         """
         self._write({"event": event, "epoch": epoch, "step": step, **values})
         folder, x = ("training", step) if event == "step" else (event, epoch + 1)
@@ -71,42 +75,42 @@ class RunLogger:
             self.tensorboard.add_scalar(f"{folder}/{name}", value, x)
 
     def log_bad_step(
-        self, epoch: int, step: int, batch: int, values: dict[str, float], places: list[str]
+        self, epoch: int, step: int, batch: int, values: dict[str, float], clips: list[str]
     ) -> None:
-        """A batch that gave no step, and its clips ("filelist:line")."""
+        """Log a skipped batch; ``clips`` are its clips' locations ("filelist:line")."""
         values = {name: str(value) for name, value in values.items()}  # JSON has no nan
-        at = {"epoch": epoch, "step": step, "batch": batch}
-        self._write({"event": "bad_step", **at, **values, "clips": places})
-        self.tensorboard.add_text("training/bad_step", f"{values}: {', '.join(places)}", step)
+        record = {"event": "bad_step", "epoch": epoch, "step": step, "batch": batch}
+        self._write({**record, **values, "clips": clips})
+        self.tensorboard.add_text("training/bad_step", f"{values}: {', '.join(clips)}", step)
 
     def _write(self, record: dict[str, Any]) -> None:
         self.metrics.write(json.dumps(record).encode() + b"\n")
-        self.metrics.flush()  # whole lines, for those who read along
+        self.metrics.flush()  # so that readers see whole lines
 
     def sync(self) -> int:
-        """See that all is on the disk; the size of metrics.jsonl in bytes."""
+        """Flush everything to disk; returns the size of metrics.jsonl in bytes."""
         os.fsync(self.metrics.fileno())
         self.tensorboard.flush()
         return self.metrics.tell()
 
     def log_samples(self, samples: dict[str, Sample], step: int, hparams: HParams) -> None:
-        """Pictures of clips, and what their predicted mels sound like, each under its name in
-        TensorBoard. The latest of "sample" are files too.
+        """Log pictures of clips, and audio of their predicted mels, by name to TensorBoard. Those
+        of "sample" are also written to files.
         """
         frame = hparams.hop_length / hparams.sampling_rate  # seconds
         for name, sample in samples.items():
-            for what, figure in (
+            for kind, figure in (
                 ("alignment", draw_alignment(sample.alignment, sample.text, frame)),
                 ("mel", draw_mels(sample, frame)),
                 ("gate", draw_gate(sample, frame)),
             ):
                 pixels = render(figure)
                 if name == "sample":
-                    imsave(self.sample_dir / f"{what}.png", pixels)
-                self.tensorboard.add_image(f"{name}/{what}", pixels, step, dataformats="HWC")
+                    imsave(self.sample_dir / f"{kind}.png", pixels)
+                self.tensorboard.add_image(f"{name}/{kind}", pixels, step, dataformats="HWC")
             sound = griffin_lim(sample.mel_postnet, hparams)
             if name == "sample":
-                wav = io.BytesIO()  # written by Python, whose errors say what is wrong
+                wav = io.BytesIO()  # Python writes the file: its errors say what is wrong
                 soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
                 (self.sample_dir / "predicted.wav").write_bytes(wav.getvalue())
             self.tensorboard.add_audio(f"{name}/predicted", sound, step, hparams.sampling_rate)
@@ -120,23 +124,23 @@ class RunLogger:
 
 
 def _quiet(hook: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``threading.excepthook`` as it was, but for a full disk in the thread of TensorBoard's
-    writer, which raises it in ours too.
+    """``hook``, but silent about a full disk in TensorBoard's writer thread, which raises the
+    same error in ours.
     """
 
-    def report(found: threading.ExceptHookArgs) -> None:
-        writer = type(found.thread).__module__.startswith("tensorboard.")
-        if not (writer and isinstance(found.exc_value, OSError)):
-            hook(found)
+    def report(args: threading.ExceptHookArgs) -> None:
+        is_writer = type(args.thread).__module__.startswith("tensorboard.")
+        if not (is_writer and isinstance(args.exc_value, OSError)):
+            hook(args)
 
     return report
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a ``metrics.jsonl``, but for a last line that is still being written.
+    """The records of a ``metrics.jsonl``, without a last line that is still being written.
 
     Raises:
-        UserError: there is no such file, or it holds something else.
+        UserError: the file is missing, or is not a metrics.jsonl.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -151,11 +155,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-# Figures, on matplotlib's object interface: no global state, no display
+# Figures, by matplotlib's object interface: no global state, no display
 
 
 def _figure(height: float, rows: int = 1) -> tuple[Figure, Any]:
-    """Margins are set, in inches, since finding them takes longer than drawing."""
+    """Fixed margins, in inches: a tight layout takes longer than drawing."""
     figure = Figure(figsize=(8, height), dpi=100)
     figure.subplots_adjust(0.75 / 8, 0.5 / height, 1 - 0.2 / 8, 1 - 0.35 / height, hspace=0.25)
     return figure, figure.subplots(rows, squeeze=False, sharex=True)[:, 0]
@@ -169,7 +173,7 @@ def render(figure: Figure) -> np.ndarray:
 
 
 def draw_alignment(alignment: Tensor, text: str, frame: float) -> Figure:
-    """Attention weights (T_out, T_in) over time; ``frame`` in seconds."""
+    """Attention weights (T_out, T_in) over time; ``frame``: hop in seconds."""
     figure, (axes,) = _figure(4)
     T_out, T_in = alignment.shape
     image = axes.imshow(
@@ -184,7 +188,7 @@ def draw_alignment(alignment: Tensor, text: str, frame: float) -> Figure:
 
 
 def draw_mels(sample: Sample, frame: float) -> Figure:
-    """Target above prediction, in one range of colours."""
+    """Target above prediction, with the same range of colours."""
     figure, rows = _figure(5, 2)
     low, high = float(sample.mel.min()), float(sample.mel.max())
     for axes, mel, title in zip(
@@ -202,7 +206,7 @@ def draw_mels(sample: Sample, frame: float) -> Figure:
 
 
 def draw_gate(sample: Sample, frame: float) -> Figure:
-    """Probability that a frame is the last, over what it should be."""
+    """Probability of stopping at each frame, and its target."""
     figure, (axes,) = _figure(2.5)
     seconds = np.arange(len(sample.gate)) * frame
     axes.plot(seconds, sample.gate_target.numpy(), color="0.7", label="target")

@@ -1,4 +1,4 @@
-"""The training loss, and the padding-independent loss that compares across batches."""
+"""The training loss, a loss that does not depend on padding, and alignment scores."""
 
 from typing import Any, NamedTuple
 
@@ -10,14 +10,14 @@ from layers import length_mask
 
 
 class Loss(NamedTuple):
-    """Scalars. ``mel``, ``mel_postnet`` and ``gate`` average over the padded tensors."""
+    """Scalars. ``mel``, ``mel_postnet`` and ``gate`` are means over padded tensors."""
 
-    objective: Tensor  # what training minimises: total + weight x guided_attention
-    total: Tensor  # mel + mel_postnet + gate: NVIDIA's loss, which the paper's Table 2 reports
+    objective: Tensor  # minimised by training: total + weight x guided_attention
+    total: Tensor  # mel + mel_postnet + gate: NVIDIA's loss, as in the paper's Table 2
     mel: Tensor  # mean squared error before the postnet
-    mel_postnet: Tensor  # and after it
+    mel_postnet: Tensor  # mean squared error after it
     gate: Tensor  # binary cross-entropy of the stop decision
-    masked: Tensor  # total over real frames only: padding a batch further does not change it
+    masked: Tensor  # total over real frames only: does not depend on padding
     guided_attention: Tensor  # 0 when its weight is 0
 
 
@@ -25,9 +25,9 @@ class Tacotron2Loss(nn.Module):
     """``Tacotron2Loss()(output, batch) -> Loss``.
 
     Args:
-        guided_attention_weight: of the guided attention loss (Tachibana et al. 2018), which
-            penalises attention away from the diagonal. The paper has none.
-        guided_attention_sigma: their g, the width of the diagonal as a share of its length.
+        guided_attention_weight: weight of the guided attention loss (Tachibana et al. 2018),
+            which penalises attention away from the diagonal. The paper does not use it.
+        guided_attention_sigma: their g, the width of the unpenalised diagonal (0 to 1).
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Tacotron2Loss(nn.Module):
         self.guided_attention_sigma = guided_attention_sigma
 
     def forward(self, output: Any, batch: Any) -> Loss:
-        """Losses of one batch.
+        """Losses of a batch.
 
         Args:
             output: ``mel``, ``mel_postnet`` (B, n_mels, T_out), ``gate`` (B, T_out) logits,
@@ -71,36 +71,42 @@ class Tacotron2Loss(nn.Module):
     def _guided_attention(self, alignment: Tensor, batch: Any) -> Tensor:
         """Sum over characters of A x (1 - exp(-(n/N - t/T)^2 / 2g^2)), mean over real frames.
 
-        A frame's attention sums to 1, so this is in [0, 1] whatever the text's length; the
-        mean over characters too, as Tachibana et al. have it, would shrink as texts grow.
+        A frame's attention sums to 1, so this is in [0, 1] for any text length. The mean over
+        characters in Tachibana et al. would shrink for longer texts.
         """
-        n_frames, n_chars = batch.mel_lengths[:, None, None], batch.text_lengths[:, None, None]
-        t = torch.arange(alignment.size(1), device=alignment.device)[None, :, None]
-        n = torch.arange(alignment.size(2), device=alignment.device)[None, None, :]
-        away = (n / n_chars - t / n_frames) / self.guided_attention_sigma
-        penalty = 1 - torch.exp(-away.square() / 2)  # (B, T_out, T_in)
-        real = (t < n_frames) & (n < n_chars)
+        _, T_out, T_in = alignment.shape
+        distance = _from_diagonal(alignment, batch.text_lengths, batch.mel_lengths)
+        penalty = 1 - torch.exp(-(distance / self.guided_attention_sigma).square() / 2)
+        real_frames = length_mask(batch.mel_lengths, T_out)[:, :, None]  # (B, T_out, 1)
+        real = real_frames & length_mask(batch.text_lengths, T_in)[:, None]  # (B, T_out, T_in)
         return (alignment * penalty).masked_fill(~real, 0).sum() / batch.mel_lengths.sum()
+
+
+def _from_diagonal(alignment: Tensor, text_lengths: Tensor, mel_lengths: Tensor) -> Tensor:
+    """n/N - t/T for each weight of an alignment (B, T_out, T_in)."""
+    _, T_out, T_in = alignment.shape
+    t = torch.arange(T_out, device=alignment.device)[:, None]
+    n = torch.arange(T_in, device=alignment.device)
+    return n / text_lengths[:, None, None] - t / mel_lengths[:, None, None]
 
 
 def alignment_scores(
     alignment: Tensor, text_lengths: Tensor, mel_lengths: Tensor, band: float = 0.1
 ) -> tuple[Tensor, Tensor]:
-    """How much attention looks like reading aloud, per clip, each (B,) in [0, 1].
+    """How closely the attention of each clip follows its text.
 
     Args:
         alignment: (B, T_out, T_in)
         text_lengths, mel_lengths: (B,)
-        band: half width of the diagonal, as a share of the text
+        band: half the width of the diagonal, as a share of the text
 
     Returns:
-        diagonality: the share of attention within the band (1: on the diagonal; about
-        2 x band: anywhere). focus: the mean over frames of the largest weight.
+        diagonality (B,): share of attention within the band, 1 if it is all on the diagonal,
+        about 2 x band if it is random; focus (B,): mean over frames of the largest weight
     """
-    t = torch.arange(alignment.size(1), device=alignment.device)[None, :, None]
-    n = torch.arange(alignment.size(2), device=alignment.device)[None, None, :]
-    real = t < mel_lengths[:, None, None]
-    near = (n / text_lengths[:, None, None] - t / mel_lengths[:, None, None]).abs() <= band
+    _, T_out, _ = alignment.shape
+    real = length_mask(mel_lengths, T_out)[:, :, None]  # (B, T_out, 1)
+    near = _from_diagonal(alignment, text_lengths, mel_lengths).abs() <= band  # (B, T_out, T_in)
     diagonality = (alignment * (near & real)).sum((1, 2)) / mel_lengths
     focus = (alignment * real).amax(2).sum(1) / mel_lengths
     return diagonality, focus

@@ -1,7 +1,7 @@
 """Tacotron 2 (Shen et al. 2018), with the mathematics and parameter names of NVIDIA's code.
 
-Its published weights load with ``load_state_dict(..., strict=True)``. Decoder state is passed
-from step to step, never kept on a module.
+NVIDIA's published weights load with ``load_state_dict(..., strict=True)``. Decoder state is an
+argument and result of each step, never kept on a module.
 """
 
 import dataclasses
@@ -22,39 +22,39 @@ from layers import ConvNorm, LinearNorm, draw_mask, dropout, length_mask
 
 
 class Output(NamedTuple):
-    """What the model makes of a batch in teacher forcing."""
+    """The model's output with teacher forcing."""
 
     mel: Tensor  # (B, n_mels, T_out) log-mels before the postnet
-    mel_postnet: Tensor  # (B, n_mels, T_out) and after it
-    gate: Tensor  # (B, T_out) logits of "this is the last frame, or beyond it"
+    mel_postnet: Tensor  # (B, n_mels, T_out) log-mels after the postnet
+    gate: Tensor  # (B, T_out) logits of "this frame is the last, or later"
     alignment: Tensor  # (B, T_out, T_in) attention weights; each row sums to 1
 
 
 class InferenceOutput(NamedTuple):
-    """What the model makes of text alone. Beyond ``mel_lengths`` as masked in training."""
+    """The model's output from text alone, masked beyond ``mel_lengths``."""
 
     mel: Tensor  # (B, n_mels, T_out)
     mel_postnet: Tensor  # (B, n_mels, T_out)
     gate: Tensor  # (B, T_out)
     alignment: Tensor  # (B, T_out, T_in)
     mel_lengths: Tensor  # (B,)
-    stopped: Tensor  # (B,) False where max_decoder_steps cut the clip off
+    stopped: Tensor  # (B,) False if max_decoder_steps cut the clip off
 
 
 class DecoderState(NamedTuple):
-    """All that one decoder step hands to the next."""
+    """What a decoder step passes on to the next."""
 
     attention_hidden: Tensor  # (B, D_attention_rnn)
     attention_cell: Tensor  # (B, D_attention_rnn)
     decoder_hidden: Tensor  # (B, D_decoder_rnn)
     decoder_cell: Tensor  # (B, D_decoder_rnn)
-    weights: Tensor  # (B, T_in)
-    weights_sum: Tensor  # (B, T_in) over all steps so far
+    weights: Tensor  # (B, T_in) attention weights of the last step
+    weights_sum: Tensor  # (B, T_in) their sum over all steps so far
     context: Tensor  # (B, D_encoder)
 
 
 class Prenet(nn.Module):
-    """Bottleneck on the previous frame. Its dropout stays on, in inference too."""
+    """Bottleneck for the previous frame. Its dropout stays on in validation and inference."""
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Prenet(nn.Module):
 
 
 class LocationLayer(nn.Module):
-    """Features of where attention was and has been."""
+    """Features of the last and the summed attention weights."""
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
@@ -86,9 +86,9 @@ class LocationLayer(nn.Module):
 class Attention(nn.Module):
     """Location-sensitive attention (Chorowski et al. 2015).
 
-    Inference calls it. Training takes its weights to decoder_scan, which does the same faster,
-    unless ``decoder=reference``; if it is changed, :meth:`Tacotron2.check_fast_path` finds that
-    they differ, and training calls it too.
+    Inference calls this module. Training passes its weights to decoder_scan, which computes the
+    same faster. If you change the module, :meth:`Tacotron2.check_fast_path` notices, and training
+    calls it as well (as with ``decoder=reference``).
     """
 
     def __init__(self, hparams: Any) -> None:
@@ -102,13 +102,13 @@ class Attention(nn.Module):
     def forward(
         self, query: Tensor, memory: Tensor, keys: Tensor, weights: Tensor, padding: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """One step.
+        """One decoder step.
 
         Args:
             query: (B, D_attention_rnn)
             memory: (B, T_in, D_encoder)
             keys: (B, T_in, D_attention), ``memory_layer(memory)``
-            weights: (B, 2, T_in), of the last step and summed over all steps
+            weights: (B, 2, T_in), those of the last step and their sum over all steps
             padding: (B, T_in), True beyond a text's end
 
         Returns:
@@ -123,9 +123,9 @@ class Attention(nn.Module):
 class Encoder(nn.Module):
     """Three convolutions and a bidirectional LSTM over the characters.
 
-    On a CPU training takes the weights of ``lstm`` to decoder_scan, which is faster, unless
-    ``decoder=reference``; if it is changed, :meth:`Tacotron2.check_fast_path` finds that they
-    differ, and training calls it. Inference always does.
+    Inference calls ``lstm``. Training on a CPU passes its weights to decoder_scan, which is
+    faster. If you change ``lstm``, :meth:`Tacotron2.check_fast_path` notices, and training calls
+    it as well (as with ``decoder=reference``).
     """
 
     def __init__(self, hparams: Any) -> None:
@@ -146,9 +146,15 @@ class Encoder(nn.Module):
     def forward(
         self, embedded: Tensor, lengths: Tensor, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """(B, D_symbols, T_in) and, on the CPU, descending lengths (B,) -> (B, T_in, D_encoder).
+        """Encode symbols.
 
-        The convolutions are in ``dtype``, if one is given; likewise in the postnet.
+        Args:
+            embedded: (B, D_symbols, T_in)
+            lengths: (B,), descending, on the CPU
+            dtype: for the convolutions, here and in the postnet; None: the input's
+
+        Returns:
+            (B, T_in, D_encoder)
         """
         x = embedded
         with _autocast(x, dtype):
@@ -156,7 +162,7 @@ class Encoder(nn.Module):
                 x = dropout(F.relu(convolution(x)), self.p_dropout, self.training)
         x = x.transpose(1, 2).to(embedded.dtype)  # (B, T_in, D_encoder)
         if self.training and self.implementation != "reference" and not x.is_cuda:
-            return self._scan(x, lengths)  # on a GPU cuDNN's is faster
+            return self._scan(x, lengths)  # on a GPU, cuDNN's LSTM is faster
         packed = pack_padded_sequence(x, lengths, batch_first=True)
         memory, _ = pad_packed_sequence(
             self.lstm(packed)[0], batch_first=True, total_length=x.size(1)
@@ -164,7 +170,7 @@ class Encoder(nn.Module):
         return memory
 
     def _scan(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """The LSTM by decoder_scan, which turns each text around where packing would cut it."""
+        """The LSTM by decoder_scan: instead of packing, it reverses each text within its length."""
         x = x.transpose(0, 1)  # (T_in, B, D_encoder)
         n = torch.arange(len(x))[:, None]  # (T_in, 1)
         turned = torch.where(n < lengths, lengths - 1 - n, n)[..., None]  # (T_in, B, 1)
@@ -184,7 +190,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Two LSTMs around the attention: one step makes one mel frame."""
+    """Two LSTMs around the attention. Each step makes one mel frame."""
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
@@ -203,7 +209,7 @@ class Decoder(nn.Module):
         self.gate_layer = LinearNorm(self.decoder_rnn_dim + context_dim, 1, gain="sigmoid")
 
     def initial_state(self, memory: Tensor) -> DecoderState:
-        """Zeros, for memory (B, T_in, D_encoder)."""
+        """All zeros, for memory (B, T_in, D_encoder)."""
         B, T_in, context_dim = memory.shape
         attention, decoder = self.attention_rnn_dim, self.decoder_rnn_dim
         sizes = (attention, attention, decoder, decoder, T_in, T_in, context_dim)
@@ -219,14 +225,14 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None = None,
         decoder_mask: Tensor | None = None,
     ) -> DecoderState:
-        """From the prenet's output on the previous frame (B, D_prenet) to the next state.
+        """The next state, given the prenet's output for the previous frame, (B, D_prenet).
 
-        The masks (B, D_attention_rnn) and (B, D_decoder_rnn) say which hidden states to keep.
+        The masks (B, D_attention_rnn) and (B, D_decoder_rnn) are True for hidden units to keep.
         """
         attention_hidden, attention_cell = self.attention_rnn(
             torch.cat((frame, state.context), 1), (state.attention_hidden, state.attention_cell)
         )
-        # The hidden states that are carried on are the dropped-out ones, as in NVIDIA's code.
+        # As in NVIDIA's code, the state that is carried on is the one after dropout.
         attention_hidden = _drop(attention_hidden, attention_mask, self.p_attention_dropout)
         context, weights = self.attention_layer(
             attention_hidden,
@@ -261,21 +267,21 @@ class Decoder(nn.Module):
     def forward(
         self, memory: Tensor, mel: Tensor, padding: Tensor, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Teacher forcing: every step is given the true previous frame.
+        """Teacher forcing: the input of every step is the true previous frame.
 
         Args:
             memory: (B, T_in, D_encoder)
             mel: (B, n_mels, T_out), the targets
             padding: (B, T_in), True beyond a text's end
-            dtype: of the products with the LSTMs' weights (None, or the loop: the weights' own)
+            dtype: for products with LSTM weights; None: the weights' own. The loop ignores it.
 
         Returns:
             mel (B, n_mels, T_out), gate logits (B, T_out), alignment (B, T_out, T_in)
         """
-        frames = F.pad(mel, (1, -1)).permute(2, 0, 1)  # (T_out, B, n_mels), the first is zeros
+        frames = F.pad(mel, (1, -1)).permute(2, 0, 1)  # (T_out, B, n_mels), the first all zeros
         frames = self.prenet(frames)  # (T_out, B, D_prenet)
         keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
-        # Drawn beforehand, so that every implementation drops the same.
+        # Drawn here, so that every implementation drops the same units.
         T, B, _ = frames.shape
         attention_mask, decoder_mask = (
             draw_mask(p, (T, B, size), frames.device) if self.training and p else None
@@ -321,7 +327,7 @@ class Decoder(nn.Module):
         decoder_mask: Tensor | None,
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same by decoder_scan: nothing after the attention feeds back into it."""
+        """The same by decoder_scan, the second LSTM last: nothing before depends on it."""
         rnn, layer = self.attention_rnn, self.attention_layer
         of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
         conv = layer.location_layer.location_conv.conv.weight  # (n_filters, 2, kernel_size)
@@ -335,7 +341,7 @@ class Decoder(nn.Module):
             torch.cat((rnn.weight_hh, of_context), 1),
             rnn.bias_ih + rnn.bias_hh,
             layer.query_layer.linear_layer.weight,
-            torch.einsum("af,fck->ack", dense, conv),  # the two layers in one
+            torch.einsum("af,fck->ack", dense, conv),  # two linear layers as one
             layer.v.linear_layer.weight[0],
             attention_mask,
             1 / (1 - self.p_attention_dropout),
@@ -357,7 +363,7 @@ class Decoder(nn.Module):
 
 
 class Postnet(nn.Module):
-    """Five convolutions whose output is added to the mel."""
+    """Convolutions whose output is added to the mel."""
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
@@ -379,7 +385,7 @@ class Postnet(nn.Module):
         )
 
     def forward(self, mel: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """(B, n_mels, T_out) -> (B, n_mels, T_out)"""
+        """(B, n_mels, T_out) -> (B, n_mels, T_out), what to add to the mel."""
         x = mel
         with _autocast(x, dtype):
             for convolution in self.convolutions[:-1]:
@@ -389,7 +395,7 @@ class Postnet(nn.Module):
 
 
 class Tacotron2(nn.Module):
-    """Characters to log-mels. ``hparams`` gives every size and dropout rate."""
+    """From symbols to log-mels. ``hparams`` holds all sizes and dropout rates."""
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
@@ -447,27 +453,27 @@ class Tacotron2(nn.Module):
             batch: ``text`` (B, T_in) int64, ``text_lengths`` (B,) descending, ``mel``
                 (B, n_mels, T_out), ``mel_lengths`` (B,); ``cpu_text_lengths`` (B,) on the CPU.
         """
-        dtype = self.training_dtype if self.training else None  # validation's losses compare
+        dtype = self.training_dtype if self.training else None  # comparable losses in validation
         embedded = self.embedding(batch.text).transpose(1, 2)  # (B, D_symbols, T_in)
         memory = self.encoder(embedded, batch.cpu_text_lengths, dtype)  # (B, T_in, D_encoder)
         padding = ~length_mask(batch.text_lengths, batch.text.size(1))  # (B, T_in)
         mel, gate, alignment = self.decoder(memory, batch.mel, padding, dtype)
         mel_postnet = mel + self.postnet(mel, dtype)  # (B, n_mels, T_out)
         if self.mask_padding:
-            # Out of place: NVIDIA's code writes the mask into the tensor that the postnet's
-            # first convolution has saved for backward, so its gradient there is wrong.
+            # Not in place: NVIDIA's code masks the tensor that the postnet's first convolution
+            # saved for backward, which makes its gradient wrong.
             padding = ~length_mask(batch.mel_lengths, mel.size(2))  # (B, T_out)
             mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, padding)
         return Output(mel, mel_postnet, gate, alignment)
 
     def check_fast_path(self, batch: Any) -> list[str]:
-        """Compare decoder_scan with the modules that it stands for, on a batch of a few frames.
+        """Check that decoder_scan computes what the modules do, on a batch of a few frames.
 
-        If outputs or gradients differ, because a module was changed, the encoder or the decoder
-        uses its modules from then on. All else is left as it was.
+        If outputs or gradients differ, someone changed a module; from then on the encoder or
+        decoder in question uses its modules. Nothing else changes.
 
         Returns:
-            a line for each of the two that differs, or one on what the modules raise
+            a note for each of the two that differs, or a single one on what the modules raise
         """
         before = self.training, self.training_dtype, [buffer.clone() for buffer in self.buffers()]
         self.train()
@@ -480,11 +486,11 @@ class Tacotron2(nn.Module):
             notes, fast = [f"the model's modules raise {modules}; training uses them"], {}
         for part, implementation in fast.items():
             part.implementation = implementation
-            if what := _difference(modules, self._outcome(batch)):
+            if problem := _difference(modules, self._outcome(batch)):
                 part.implementation = "reference"
                 notes.append(
-                    f"{type(part).__name__}: decoder_scan does not compute what its modules do "
-                    f"({what}); training uses the modules, which takes longer"
+                    f"{type(part).__name__}: decoder_scan differs from its modules ({problem}); "
+                    "training uses the modules, which is slower"
                 )
         training, self.training_dtype, buffers = before
         self.train(training)
@@ -493,8 +499,8 @@ class Tacotron2(nn.Module):
         return notes
 
     def _outcome(self, batch: Any) -> dict[str, Tensor] | str:
-        """Outputs and gradients of the smaller weights, with the same dropout each time; or what
-        was raised."""
+        """Outputs and gradients of the small weights, always with the same dropout; or the error
+        raised."""
         device = batch.mel.device
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -515,20 +521,23 @@ class Tacotron2(nn.Module):
 
     @torch.inference_mode()
     def inference(self, text: Tensor, text_lengths: Tensor | None = None) -> InferenceOutput:
-        """Decode freely until every clip's gate opens, at most ``max_decoder_steps`` frames.
+        """Generate frames until every clip's gate opens, or up to ``max_decoder_steps``.
 
-        A clip's result does not depend on the others in the batch (but for the prenet's
-        dropout noise). Clips that never stop are named in a warning and in ``stopped``.
+        Apart from the prenet's dropout, a clip's result does not depend on the rest of the
+        batch. A warning and ``stopped`` tell which clips never stop.
 
         Args:
             text: (B, T_in) int64, on the model's device
-            text_lengths: (B,), in any order; None: all of them T_in
+            text_lengths: (B,), in any order; None: all T_in
+
+        Raises:
+            ValueError: the model is in training mode.
         """
         if self.training:
             raise ValueError("the model is in training mode; call model.eval() before inference")
         B, T_in = text.shape
         lengths = [T_in] * B if text_lengths is None else text_lengths.tolist()
-        # Convolutions look across a clip's end, so whatever has some runs clip by clip.
+        # Convolutions see beyond a clip's end, so encoder and postnet run clip by clip.
         memories = [
             self.encoder(
                 self.embedding(text[i : i + 1, :n]).transpose(1, 2), torch.tensor([n])
@@ -558,8 +567,8 @@ class Tacotron2(nn.Module):
             clips = ", ".join(str(i) for i in torch.nonzero(~stopped).flatten().tolist())
             warnings.warn(
                 f"{int((~stopped).sum())} of {B} clips did not stop within max_decoder_steps="
-                f"{self.max_decoder_steps} frames: {clips} (counted from 0); is the model "
-                "trained, and the text no longer than its training texts?",
+                f"{self.max_decoder_steps} frames: {clips} (counted from 0); is the "
+                "model trained, and are these texts no longer than its training texts?",
                 stacklevel=2,
             )
         mel = torch.stack(frames, 2)  # (B, n_mels, T_out)
@@ -575,19 +584,19 @@ class Tacotron2(nn.Module):
 
 
 def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:
-    """In which convolutions are in ``dtype``, or as they come if that is None."""
+    """Context in which convolutions run in ``dtype``; None: in their input's."""
     return torch.autocast(x.device.type, dtype, enabled=dtype is not None)
 
 
 def _difference(modules: dict[str, Tensor], fast: dict[str, Tensor] | str) -> str | None:
-    """What is not the same but for rounding."""
+    """The first difference that is not rounding, in words; None if there is none."""
     if isinstance(fast, str):
         return fast
     if odd := modules.keys() ^ fast.keys():
-        return f"{min(odd)} in one of them only"
+        return f"only one has the {min(odd)}"
     gradients = [value.norm() for name, value in modules.items() if name.startswith("gradient")]
     for name, value in modules.items():
-        # Where batch norm follows a bias, its gradient is nothing but rounding.
+        # The gradient of a bias before batch norm is nothing but rounding.
         least = 1e-3 * max(gradients) if name.startswith("gradient") else 0
         expected, ours = value.nan_to_num(), fast[name].nan_to_num()
         if not (ours - expected).norm() <= 1e-3 * max(expected.norm(), least):
@@ -596,14 +605,14 @@ def _difference(modules: dict[str, Tensor], fast: dict[str, Tensor] | str) -> st
 
 
 def _drop(hidden: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """Dropout with a given mask, True where ``hidden`` is kept."""
+    """Dropout of ``hidden``; the mask is True for units to keep."""
     return hidden if mask is None else hidden * mask * (1 / (1 - p))
 
 
 def _mask(
     mel: Tensor, mel_postnet: Tensor, gate: Tensor, padding: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Beyond each clip's end: mels 0, and a gate that is surely open."""
+    """Set mels to 0 and gate logits to 1000 (stop) in padding (B, T_out)."""
     return (
         mel.masked_fill(padding[:, None], 0),
         mel_postnet.masked_fill(padding[:, None], 0),

@@ -313,7 +313,7 @@ def test_everything_that_is_wrong_is_in_one_report(corpus, settings):
         "train.txt:6: 9.wav is in validation too (val.txt:1); keep one of the lines",
         "train.txt:7: text of 599 symbols, above max_text_length=500; split the clip, remove its "
         "line, or raise the setting",
-        "train.txt:8: 'QQ' in braces is no ARPAbet phone; use ",
+        "train.txt:8: 'QQ' in braces is not an ARPAbet phone; use ",
         "train.txt:9: 7.wav has 40 frames, above the batch capacity of 39; set batch_capacity=40 "
         "or more, or remove the line",
         "val.txt:2: rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz",

@@ -239,7 +239,7 @@ def test_what_makes_another_run_is_refused_and_changes_nothing(tmp_path, corpus,
     for content in (b'{"event": "step"', b""):
         metrics.write_bytes(content)
         size = len(before[metrics])
-        with pytest.raises(UserError, match=f"{len(content)} bytes, and {size:,} when the check"):
+        with pytest.raises(UserError, match=f"has {len(content)} bytes, but had {size:,} when"):
             run("run", "epochs=3", "--resume")
 
 

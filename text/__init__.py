@@ -2,8 +2,8 @@
 
     ids = text_to_sequence("She plays the {B EY1 S} drum.", ["english_cleaners"])
 
-What stands in braces is read as ARPAbet, CMUdict's phones with spaces between; cleaners see the
-rest. The package stands alone: it needs only Unidecode and inflect.
+Text in braces is ARPAbet (CMUdict's phones, separated by spaces) and skips the cleaners.
+The package stands alone: it needs only Unidecode and inflect.
 """
 
 import re
@@ -18,16 +18,16 @@ __all__ = ["clean_text", "sequence_to_text", "symbols", "text_to_sequence", "unk
 _id_of = {symbol: i for i, symbol in enumerate(symbols)}
 _readable = {symbol for symbol in symbols if len(symbol) == 1} - {PAD}
 
-# Braces with nothing inside are characters like any other.
+# Empty braces are ordinary (and unknown) characters.
 _BRACES = re.compile(r"\{\s*([^{}\s][^{}]*)\}")
 
 
 def text_to_sequence(text: str, cleaners: Sequence[str]) -> list[int]:
-    """Ids of the cleaned ``text``. Characters that are no symbol are left out, silently: ask
-    :func:`unknown_characters` which.
+    """Symbol ids of the cleaned ``text``. Characters without a symbol are dropped silently;
+    :func:`unknown_characters` lists them.
 
     Raises:
-        ValueError: an unknown cleaner, an unknown phone in braces, or a brace that lacks its pair.
+        ValueError: an unknown cleaner, an unknown phone in braces, or an unbalanced brace.
     """
     sequence = []
     for characters, phones in _pieces(text):
@@ -37,25 +37,25 @@ def text_to_sequence(text: str, cleaners: Sequence[str]) -> list[int]:
 
 
 def sequence_to_text(sequence: Iterable[int]) -> str:
-    """The symbols of ``sequence`` as text: phones in braces, padding as ``_``.
+    """``sequence`` as text: phones in braces, padding as ``_``.
 
     Raises:
-        ValueError: an id that is no symbol's.
+        ValueError: a number that is not a symbol id.
     """
     text = ""
     for i in sequence:
         if not 0 <= i < len(symbols):
-            raise ValueError(f"id {i} is no symbol's; use 0 to {len(symbols) - 1}")
+            raise ValueError(f"{i} is not a symbol id; use 0 to {len(symbols) - 1}")
         symbol = symbols[i]
         text += f"{{{symbol[1:]}}}" if symbol.startswith(ARPABET_MARK) else symbol
     return text.replace("}{", " ")
 
 
 def clean_text(text: str, cleaners: Sequence[str]) -> str:
-    """``text`` after the named cleaners, one after the other, with its ARPAbet as it stood.
+    """``text`` after the named cleaners, in order; ARPAbet is kept as written.
 
     Raises:
-        ValueError: an unknown cleaner, an unknown phone in braces, or a brace that lacks its pair.
+        ValueError: an unknown cleaner, an unknown phone in braces, or an unbalanced brace.
     """
     cleaned = ""
     for characters, phones in _pieces(text):
@@ -65,13 +65,13 @@ def clean_text(text: str, cleaners: Sequence[str]) -> str:
 
 
 def unknown_characters(text: str, cleaners: Sequence[str]) -> set[str]:
-    """Characters of ``text`` that its ids leave out: those that are no symbol after cleaning,
-    and those a cleaner turns to nothing. Each is given as it stands in ``text``.
+    """Characters of ``text`` that :func:`text_to_sequence` drops, as written in ``text``: those
+    without a symbol after cleaning, and those that a cleaner removes.
 
-    Accents and invisible formatting that a cleaner removes are no loss, and not among them.
+    Accents and invisible formatting do not count: removing them loses no sound.
 
     Raises:
-        ValueError: an unknown cleaner, an unknown phone in braces, or a brace that lacks its pair.
+        ValueError: an unknown cleaner, an unknown phone in braces, or an unbalanced brace.
     """
     unknown = set()
     for characters, _ in _pieces(text):
@@ -87,13 +87,13 @@ def unknown_characters(text: str, cleaners: Sequence[str]) -> set[str]:
 def _clean(text: str, cleaners: Sequence[str]) -> str:
     for name in cleaners:
         if name not in CLEANERS:
-            raise ValueError(f"text cleaner {name!r} is unknown; use one of {', '.join(CLEANERS)}")
+            raise ValueError(f"unknown text cleaner {name!r}; use one of {', '.join(CLEANERS)}")
         text = CLEANERS[name](text)
     return text
 
 
 def _pieces(text: str) -> list[tuple[str, list[str]]]:
-    """(characters, the phones in braces that follow them) from the start of ``text`` to its end."""
+    """Split ``text`` into pairs of characters and the phones in braces after them."""
     paired = re.sub(r"\{[^{}]*\}", lambda match: " " * len(match[0]), text)
     if stray := re.search("[{}]", paired):
         i = stray.start()
@@ -102,7 +102,7 @@ def _pieces(text: str) -> list[tuple[str, list[str]]]:
             f"{text[i : i + 20]!r} at character {i + 1} of the text: this brace is never {what}; "
             f"{fix}, or leave it out"
         )
-    parts = [*_BRACES.split(text), ""]  # the last characters are followed by no phones
+    parts = [*_BRACES.split(text), ""]  # no phones follow the last characters
     pieces = [
         (characters, phones.split())
         for characters, phones in zip(parts[::2], parts[1::2], strict=True)
@@ -111,7 +111,7 @@ def _pieces(text: str) -> list[tuple[str, list[str]]]:
         for phone in phones:
             if phone not in arpabet:
                 raise ValueError(
-                    f"{phone!r} in braces is no ARPAbet phone; use these with spaces between, "
-                    f"vowels with stress 0, 1, 2 or none: {PHONES}"
+                    f"{phone!r} in braces is not an ARPAbet phone; use these, separated by "
+                    f"spaces, vowels with or without stress 0, 1 or 2: {PHONES}"
                 )
     return pieces

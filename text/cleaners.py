@@ -1,11 +1,11 @@
-"""From written text to text the model can read. Choose by name: ``hparams.text_cleaners``.
+"""Turn written text into text that the model can read. ``hparams.text_cleaners`` names them.
 
-- ``english_cleaners``: English. Numbers, signs and abbreviations become words.
-- ``transliteration_cleaners``: other languages whose script Unidecode can turn to ASCII.
-- ``basic_cleaners``: any other; give ``text/symbols.py`` the letters it needs.
+- ``english_cleaners``: English. Spells out numbers, signs and abbreviations.
+- ``transliteration_cleaners``: other languages that Unidecode can write in ASCII.
+- ``basic_cleaners``: any other language; add its letters to ``text/symbols.py``.
 
-On ordinary English they give what NVIDIA's give, so that checkpoints can be exchanged; but Mrs. is
-"missus" here, and "misess" there.
+On ordinary English they agree with NVIDIA's, so checkpoints can be exchanged. (One exception:
+Mrs. is "missus" here, "misess" there.)
 """
 
 import re
@@ -16,7 +16,7 @@ from unidecode import unidecode
 from .numbers import CURRENCIES, expand_numbers
 
 _CURRENCY = "".join(CURRENCIES)
-_SIGNS = {  # only those that are read in one way
+_SIGNS = {  # only signs with a single reading
     "%": "percent",
     "&": "and",
     "+": "plus",
@@ -25,14 +25,14 @@ _SIGNS = {  # only those that are read in one way
     "°": "degrees",
     "¢": "cents",
     "±": "plus or minus",
-    "−": "minus",  # U+2212; what a hyphen before a number means is for expand_numbers to say
+    "−": "minus",  # U+2212; expand_numbers handles hyphens before numbers
     "÷": "divided by",
 }
 _SIGN = f"[{''.join(_SIGNS)}]"
 _UNSPACED_SIGN = re.compile(rf"(?<=\w)(?={_SIGN})|(?<={_SIGN})(?=[\w{_CURRENCY}]|{_SIGN})")
 _TEMPERATURE = re.compile(r"° ?([CF])\b", re.IGNORECASE)
 _SINGULAR = re.compile(r"(?<![\w.,])1 ?([°¢])")
-# After three letters or more it is the number of a note.
+# After three or more letters it is a footnote number.
 _POWER = re.compile(r"(?<=[\w)])(?<![^\W\d_]{3})⁻?[⁰¹²³⁴-⁹]+(?=(\w?))")
 _SLASH = re.compile(r"(?<=\w)/(?=\w)")
 
@@ -60,11 +60,11 @@ _ABBREVIATION = re.compile(rf"\b({'|'.join(_ABBREVIATIONS)})\.", re.IGNORECASE)
 
 
 def english_cleaners(text: str) -> str:
-    """Lower-case ASCII, with numbers, sums of money, signs and abbreviations in words."""
+    """Lower-case ASCII, with numbers, amounts of money, signs and abbreviations spelled out."""
     text = expand_signs(text)
-    text = to_ascii(text, keep=_CURRENCY)  # Unidecode would spell £ as PS
+    text = to_ascii(text, keep=_CURRENCY)  # Unidecode turns £ into PS
     text = expand_numbers(text.lower())
-    text = _SLASH.sub(" ", text)  # and/or, 24/7: it is no symbol, and the words would join
+    text = _SLASH.sub(" ", text)  # and/or, 24/7: dropped, the slash would join the words
     return collapse_whitespace(expand_abbreviations(text))
 
 
@@ -85,13 +85,13 @@ CLEANERS = {
 
 
 def to_ascii(text: str, keep: str = "") -> str:
-    """The nearest ASCII for each character but those of ``keep``; nothing where there is none."""
-    text = text.encode(errors="ignore").decode()  # lone surrogates, of which Unidecode warns
+    """Transliterate to ASCII, except characters in ``keep``; drop what has no equivalent."""
+    text = text.encode(errors="ignore").decode()  # drops lone surrogates: Unidecode warns
     return re.sub(rf"[^\x00-\x7f{keep}]+", lambda match: unidecode(match[0]), text)
 
 
 def expand_signs(text: str) -> str:
-    """Signs such as %, ° and ² as words, apart from the words and digits beside them."""
+    """Spell out signs such as %, ° and ², with spaces around them."""
     text = _POWER.sub(_power, text)
     text = _TEMPERATURE.sub(lambda match: "° celsius" if match[1] in "cC" else "° fahrenheit", text)
     text = _SINGULAR.sub(lambda match: f"1 {_SIGNS[match[1]].removesuffix('s')}", text)
@@ -105,10 +105,10 @@ def _power(match: re.Match) -> str:
 
 
 def expand_abbreviations(text: str) -> str:
-    """``Dr.`` and the like, always with their full stop, as words."""
+    """Spell out abbreviations such as ``Dr.``; their full stop is required."""
     return _ABBREVIATION.sub(lambda match: _ABBREVIATIONS[match[1].lower()], text)
 
 
 def collapse_whitespace(text: str) -> str:
-    """One space for each run of any whitespace."""
+    """Replace each run of whitespace by one space."""
     return re.sub(r"\s+", " ", text)

@@ -1,11 +1,11 @@
-"""Digits as English words: years, sums of money, decimals, ordinals, times of day and the rest."""
+"""Spell out numbers in English: years, money, decimals, ordinals, times of day and so on."""
 
 import functools
 import re
 from typing import Any
 
-MAX_DIGITS = 15  # beyond hundreds of trillions, and where a zero leads: digit by digit
-CURRENCIES = {  # sign: one, several, one hundredth, several hundredths
+MAX_DIGITS = 15  # longer numbers are read digit by digit
+CURRENCIES = {  # sign: unit, units, hundredth, hundredths
     "$": ("dollar", "dollars", "cent", "cents"),
     "£": ("pound", "pounds", "penny", "pence"),
     "€": ("euro", "euros", "cent", "cents"),
@@ -20,28 +20,28 @@ _FRACTIONS = {
     "3/4": "three quarters",
 }
 
-# [0-9] and never \d, which also takes digits of other scripts. Groups are of three digits, or
-# of two before the last as in India; a list such as 1,2,3 is no number.
+# [0-9], not \d, which also matches digits of other scripts. Commas separate groups of three
+# digits, or, as in India, of two before the last three; a list such as 1,2,3 is not one number.
 _N = r"(?<![0-9])(?:(?<![0-9],)[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}(?![0-9])|[0-9]+)"
-_SUM = f"[{''.join(CURRENCIES)}]"  # what a sum of money starts with
+_CURRENCY = f"[{''.join(CURRENCIES)}]"  # a currency sign
 
 _BESIDE_LETTER = re.compile(
-    rf"(?<=[a-z])(?={_SUM}?[0-9])|(?<=[0-9])(?=[a-z])(?!(?:st|nd|rd|th|s)\b)"
+    rf"(?<=[a-z])(?={_CURRENCY}?[0-9])|(?<=[0-9])(?=[a-z])(?!(?:st|nd|rd|th|s)\b)"
 )
 _FEET = re.compile(r"(?<=[0-9]) ft\.")
 _NUMBER_SIGN = re.compile(r"# ?(?=[0-9])")
-_CLOCK = re.compile(  # 12:30, and not 3:1, 12:75 or 1:30:45
+_CLOCK = re.compile(  # 12:30, but not 3:1, 12:75 or 1:30:45
     r"(?<![0-9:.,])([01]?[0-9]|2[0-4]):([0-5][0-9])(?![:.,]?[0-9])"
     r"(?=( (?:[ap]\.? ?m\b|o'clock))?)"
 )
 _COLON = re.compile(r"(?<=[0-9]):(?=[0-9])")
 _VERSION = re.compile(r"(?<![0-9.])[0-9]+(?:\.[0-9]+){2,}")
 _FRACTION = re.compile(rf"(?<![0-9/.,])(?:({_N}) )?({'|'.join(_FRACTIONS)})(?![0-9/])")
-# Only where nothing can be on its left: 1914-18, 3-4 and "5 -3" keep their hyphen.
-_MINUS = re.compile(rf"(?<![^\s(])(?<![0-9]\s)-(?={_SUM}?\.?[0-9])")
-_SIGN_LAST = re.compile(rf"({_N}(?:\.[0-9]+)?) ?({_SUM})(?! ?\.?[0-9])")
+# Only where there is no left operand: 1914-18, 3-4 and "5 -3" keep their hyphen.
+_MINUS = re.compile(rf"(?<![^\s(])(?<![0-9]\s)-(?={_CURRENCY}?\.?[0-9])")
+_SIGN_LAST = re.compile(rf"({_N}(?:\.[0-9]+)?) ?({_CURRENCY})(?! ?\.?[0-9])")
 _MONEY = re.compile(
-    rf"({_SUM}) ?(?=\.?[0-9])({_N})?(?:\.([0-9]+))?"
+    rf"({_CURRENCY}) ?(?=\.?[0-9])({_N})?(?:\.([0-9]+))?"
     r"(?:[ -]?(hundred|thousand|million|billion|trillion|k|m|bn)\b)?"
 )
 _DECIMAL = re.compile(rf"(?:({_N})|(?<![\w.)]))\.([0-9]+)")
@@ -51,12 +51,12 @@ _NUMBER = re.compile(_N)
 
 
 def expand_numbers(text: str) -> str:
-    """``text``, in lower case, with its ASCII digits and sums of money in words. Never raises."""
+    """Spell out ASCII digits and amounts of money in lower-case ``text``. Never raises."""
     text = _BESIDE_LETTER.sub(" ", text)  # mp3 is "mp three", not "mpthree"
     text = _FEET.sub(" feet", text)  # elsewhere ft. is Fort
     text = _NUMBER_SIGN.sub("number ", text)
     text = _CLOCK.sub(_clock, text)
-    text = _COLON.sub(" ", text)  # so are ratios (16:9), scores and verses (23:4) read
+    text = _COLON.sub(" ", text)  # ratios (16:9), scores and verses (23:4)
     text = _VERSION.sub(lambda match: match[0].replace(".", " point "), text)
     text = _FRACTION.sub(_fraction, text)
     text = _MINUS.sub("minus ", text)
@@ -82,25 +82,25 @@ def _fraction(match: re.Match) -> str:
 
 
 def _money(match: re.Match) -> str:
-    """The sum with its units as words; the digits that remain are read later."""
+    """Spell out the units; later rules read the digits."""
     sign, whole, fraction, scale = match.groups(default="")
-    one, several, hundredth, hundredths = CURRENCIES[sign]
+    unit, units, hundredth, hundredths = CURRENCIES[sign]
     if scale or len(fraction) > 2:
         number = (whole or "0") + (f".{fraction}" if fraction else "")
-        return " ".join(filter(None, (number, _SCALES.get(scale, scale), several)))
+        return " ".join(filter(None, (number, _SCALES.get(scale, scale), units)))
     whole = whole.lstrip("0,")
     fraction = fraction.ljust(2, "0").lstrip("0")  # $1.5 is one dollar, fifty cents
     parts = []
     if whole:
-        parts.append(f"{whole} {one if whole == '1' else several}")
+        parts.append(f"{whole} {unit if whole == '1' else units}")
     if fraction:
         parts.append(f"{fraction} {hundredth if fraction == '1' else hundredths}")
-    return ", ".join(parts) or f"0 {several}"
+    return ", ".join(parts) or f"0 {units}"
 
 
 def _decimal(match: re.Match) -> str:
     whole, fraction = match.groups(default="")
-    if len(fraction) > 2:  # .14 is "fourteen", .142 is no number of its own
+    if len(fraction) > 2:  # .14 is "fourteen", .142 "one four two"
         fraction = _digits(fraction)
     return f"{whole} point {fraction}".lstrip()
 
@@ -114,7 +114,7 @@ def _plural(match: re.Match) -> str:
 
 @functools.cache
 def _engine() -> Any:
-    import inflect  # here, since it takes longer to import than PyTorch, and few texts have digits
+    import inflect  # here: it imports more slowly than PyTorch, and few texts have digits
 
     return inflect.engine()
 
@@ -128,7 +128,7 @@ def _ordinal(number: str, suffix: str) -> str:
 
 @functools.lru_cache(maxsize=10_000)
 def _cardinal(number: str) -> str:
-    """Words of digits that may hold commas; without one, 1001 to 2999 is read as a year."""
+    """Spell out digits, with or without commas; without, 1001 to 2999 are read as years."""
     digits = number.replace(",", "")
     if len(digits) > MAX_DIGITS or (len(digits) > 1 and digits[0] == "0"):
         return _digits(digits)

@@ -1,12 +1,12 @@
-"""The 148 symbols the model reads, in NVIDIA Tacotron 2's order: a symbol's id is its place.
+"""The 148 symbols that the model reads, in NVIDIA Tacotron 2's order; the id is the index.
 
-The order is part of every checkpoint (row ``i`` of the embedding is symbol ``i``), so weights
-trained with NVIDIA's alphabet can be loaded here. Do not sort it, and add only at the end.
+Every checkpoint depends on the order (row ``i`` of the embedding is symbol ``i``), and NVIDIA's
+weights load here because of it. Do not sort the list; add new symbols only at the end.
 """
 
 import string
 
-PAD = "_"  # id 0, what the loader fills a batch with; never read from a text
+PAD = "_"  # id 0 fills up batches; never read from text
 ARPABET_MARK = "@"  # tells the phone @B from the letter B
 
 PHONES = (  # CMUdict's
@@ -14,7 +14,7 @@ PHONES = (  # CMUdict's
     "L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH"
 )
 
-# Vowels also come with a stress: none 0, primary 1, secondary 2.
+# Vowels may carry a stress: 0 none, 1 primary, 2 secondary.
 arpabet = [p + s for p in PHONES.split() for s in (("", *"012") if p[0] in "AEIOU" else ("",))]
 
 symbols = [PAD, "-", *"!'(),.:;? ", *string.ascii_uppercase, *string.ascii_lowercase]
