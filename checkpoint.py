@@ -1,5 +1,5 @@
-"""A run's folder and its checkpoints: held by one process, saved atomically, loaded without running
-code, verified against the model.
+"""A run's checkpoints: saved atomically, loaded without running code, checked against the model and
+the settings of the run that continues from them.
 """
 
 import dataclasses
@@ -22,51 +22,51 @@ from torch import nn
 
 from cli import UserError
 from files import replacing, sync_names
-from hparams import MAY_CHANGE, HParams
+from hparams import AUDIO, MAY_CHANGE, HParams, create_hparams, parse_overrides
 
 BEST = "checkpoint_best.pt"
 
-# What a checkpoint of ours has, so that training can go on from it.
+# What train.py saves, and needs to continue exactly where it stopped.
 STATE = ("state_dict", "optimizer", "progress", "random_state", "hparams", "data")
 
 
 @dataclasses.dataclass
 class Progress:
-    """How far a run is, between two of its batches."""
+    """How far a run has come, counted between two of its batches."""
 
-    epoch: int = 0
-    batch: int = 0  # of the epoch, done
-    step: int = 0  # of the optimiser
-    bad_steps: int = 0  # skipped in a row, until now
-    best_loss: float = math.inf  # of all validations, like best_alignment
-    best_alignment: float = 0.0
-    metrics_size: int = 0  # bytes of metrics.jsonl
-    peak_memory_gib: float = 0.0  # of the epoch, like sums
-    sums: dict[str, float] = dataclasses.field(default_factory=dict)
+    epoch: int = 0  # epochs done
+    batch: int = 0  # batches done in this epoch
+    step: int = 0  # optimizer steps done
+    bad_steps: int = 0  # the latest steps in a row that were skipped
+    best_loss: float = math.inf  # lowest validation loss so far
+    best_alignment: float = 0.0  # highest validation diagonality so far
+    metrics_size: int = 0  # size of metrics.jsonl in bytes
+    peak_memory_gib: float = 0.0  # of this epoch
+    sums: dict[str, float] = dataclasses.field(default_factory=dict)  # of this epoch
 
     def add(self, **values: float) -> None:
-        """Add to the sums of the epoch."""
+        """Add to the sums of this epoch."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def next_epoch(self) -> "Progress":
-        """As it is before the first batch of the next epoch."""
+        """The progress at the start of the next epoch."""
         return dataclasses.replace(
             self, epoch=self.epoch + 1, batch=0, peak_memory_gib=0.0, sums={}
         )
 
     @classmethod
     def of(cls, state: dict[str, Any], path: Path) -> "Progress":
-        """That of a checkpoint.
+        """The progress saved in a checkpoint.
 
         Raises:
-            UserError: another version saved it.
+            UserError: it has fields that this version does not know.
         """
         saved = dict(state["progress"])
-        if "sums" not in saved:  # versions before the sums had names of their own
-            old = {"loss": "loss_sum", "seconds": "seconds", "waited": "waited"}
-            old["skipped"] = "skipped"
-            saved["sums"] = {name: saved.pop(key) for name, key in old.items() if key in saved}
+        if "sums" not in saved:  # older versions had a field for each sum
+            names = {"loss_sum": "loss", "seconds": "seconds"}
+            names |= {"waited": "waited", "skipped": "skipped"}
+            saved["sums"] = {new: saved.pop(old) for old, new in names.items() if old in saved}
         try:
             return cls(**saved)
         except TypeError as error:
@@ -80,7 +80,7 @@ class Progress:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """A run's checkpoints but for the best, the newest first."""
+    """A run's checkpoints without the best, newest first."""
     numbered = (
         (int(match[1]), path)
         for path in folder.glob("checkpoint_*.pt")
@@ -90,10 +90,11 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: int) -> Path:
-    """Save the checkpoint of ``step``, which may be the best too; delete all but the newest
-    ``n_kept`` and the best."""
+    """Save the checkpoint of ``step``, also as the best if it is, and delete all but the newest
+    ``n_kept`` and the best. Returns its path.
+    """
     path = folder / f"checkpoint_{step:08d}.pt"
-    if is_best:  # this name first: after a kill in between, it is validated and saved again
+    if is_best:  # the best first: if killed in between, the run validates and saves both again
         save_checkpoint(folder / BEST, state)
         link(folder / BEST, path)
     else:
@@ -109,7 +110,7 @@ def keep_newest(folder: Path, n: int) -> None:
 
 
 def link(path: Path, name: Path) -> None:
-    """Give a checkpoint a second name, in place of what had it; takes no room."""
+    """Hard-link a checkpoint as ``name``, replacing what is there; copy it where links fail."""
     part = name.with_name(f"{name.name}.part")
     try:
         os.link(path, part)
@@ -121,12 +122,12 @@ def link(path: Path, name: Path) -> None:
 
 
 def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
-    """A run's newest checkpoint that is whole, and its state; (None, {}) if the run has none.
+    """A run's newest undamaged checkpoint and its state; (None, {}) if there are no checkpoints.
 
-    Damaged ones are reported, and left as they are. The best one serves where no other does.
+    Damaged ones are reported and left alone. The best one is used if all others are damaged.
 
     Raises:
-        UserError: there are checkpoints, and none is whole.
+        UserError: every checkpoint is damaged.
     """
     problems = []
     numbered = checkpoints(folder)
@@ -137,16 +138,16 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
             problems.append(str(error))
             continue
         for problem in problems:
-            print(f"warning: {problem}; going on from {path.name}", file=sys.stderr)
+            print(f"warning: {problem}; continuing from {path.name}", file=sys.stderr)
         return path, state
     if problems:
-        problems.append(f"{folder}: no checkpoint is whole; give another -o")
+        problems.append(f"{folder}: every checkpoint is damaged; give another -o")
         raise UserError("\n".join(problems))
     return None, {}
 
 
 def set_aside(folder: Path, newest: Path) -> None:
-    """Rename the damaged checkpoints that :func:`load_newest` passed over to find ``newest``."""
+    """Rename the damaged checkpoints that :func:`load_newest` skipped to reach ``newest``."""
     for path in checkpoints(folder):
         if path == newest:
             break
@@ -157,12 +158,12 @@ def set_aside(folder: Path, newest: Path) -> None:
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state`` under ``path``, which holds the old file or the new one, never a part.
+    """Write ``state`` to ``path``, which is the old file or the complete new one at any time.
 
-    PyTorch writes a CRC-32 with every tensor, which :func:`load_checkpoint` compares.
+    PyTorch stores a CRC-32 of every tensor, and :func:`load_checkpoint` checks it.
 
     Raises:
-        UserError: there is no room, or no permission.
+        UserError: the disk is full, or the folder cannot be written.
     """
     try:
         with replacing(path) as file:
@@ -172,22 +173,22 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         if not isinstance(cause, OSError):
             raise
         raise UserError(
-            f"{path}: cannot be saved ({cause.strerror}), what was there is intact; make room, "
-            "then --resume"
+            f"{path}: cannot be saved ({cause.strerror}), older checkpoints are intact; make "
+            "room, then --resume"
         ) from None
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The state saved under ``path``, on the CPU; ours, or one of NVIDIA's code.
+    """The state saved in ``path``, by train.py or by NVIDIA's code, with tensors on the CPU.
 
     Raises:
-        UserError: there is no such file, it is not a checkpoint, or it holds code: what would
-            run at loading is refused unread.
+        UserError: the file does not exist, is no checkpoint, is damaged, or holds Python code,
+            which is never run.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint; name one that train.py saved")
     try:
-        if zipfile.is_zipfile(path):  # its checksums, which torch does not compare
+        if zipfile.is_zipfile(path):  # torch does not check the checksums
             with zipfile.ZipFile(path) as archive:
                 damaged = archive.testzip()
             if damaged:
@@ -195,12 +196,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a file's bytes make torch raise, it is no checkpoint
+    except Exception as error:  # torch raises all kinds of errors on what is no checkpoint
         if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error):
             code = re.search(r"GLOBAL ([\w.]+)", str(error))
             raise UserError(
-                f"{path}: holds Python code ({code[1] if code else 'unknown'}), not weights alone; "
-                "it was not run; use a checkpoint from a source that you trust"
+                f"{path}: holds Python code ({code[1] if code else 'unknown'}), not only "
+                "weights; it was not run; use a checkpoint from a source that you trust"
             ) from None
         raise UserError(
             f"{path}: not a checkpoint, or damaged ({type(error).__name__}); use another file"
@@ -210,44 +211,22 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def saved_hparams(state: dict[str, Any], path: Path) -> HParams:
-    """The settings that a checkpoint of ours was trained with; those that this version has and
-    the checkpoint has not are at their defaults.
-
-    Raises:
-        UserError: it has none, or some that this version does not know.
-    """
-    if "hparams" not in state:
-        raise UserError(f"{path}: has no settings in it; start from its weights by -c")
-    if unknown := unknown_settings(state):
-        raise UserError(
-            f"{path}: has settings that this version does not know ({', '.join(unknown)}); use the "
-            "version that it is of, or start another run by -c, which leaves them out"
-        )
-    return HParams(**state["hparams"])
-
-
-def unknown_settings(state: dict[str, Any]) -> list[str]:
-    """Those of a checkpoint that this version does not have."""
-    return sorted(set(state["hparams"]) - {field.name for field in dataclasses.fields(HParams)})
-
-
 def load_weights(
-    model: nn.Module,
-    state: dict[str, Any],
-    path: Path,
-    ignore_layers: Iterable[str] = (),
-    warm_start: bool = False,
+    model: nn.Module, state: dict[str, Any], path: Path, ignore_layers: Iterable[str] | None = None
 ) -> None:
-    """Put a checkpoint's weights into ``model``; those that ``ignore_layers`` names, or of which
-    it names the beginning ("decoder" for all of the decoder's), stay as the model has them.
+    """Load a checkpoint's weights into ``model``.
+
+    Args:
+        ignore_layers: weights to leave as they are in ``model`` (warm start), by name or by the
+            beginning of their names: "decoder" is all of the decoder.
 
     Raises:
-        UserError: a name is missing or unknown, or a shape differs: another model's weights.
+        UserError: a weight is missing, unknown or of another shape, or ``ignore_layers`` names
+            no weight.
     """
     ours, theirs = model.state_dict(), state["state_dict"]
     ignored = set()
-    for layer in ignore_layers:
+    for layer in ignore_layers or ():
         matches = {name for name in {*ours, *theirs} if f"{name}.".startswith(f"{layer}.")}
         if not matches:
             raise UserError(f"setting ignore_layers: the model has no '{layer}'; name its weights")
@@ -265,7 +244,7 @@ def load_weights(
     if differences:
         more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
         fix = "use the settings it was trained with (hparams.json beside it)"
-        if warm_start:
+        if ignore_layers is not None:
             fix = "leave these out with ignore_layers, as in ignore_layers=[embedding,decoder]"
         raise UserError(
             f"{path}: the checkpoint of another model: {'; '.join(differences[:3])}{more}; {fix}"
@@ -276,63 +255,128 @@ def load_weights(
 def load_optimizer(
     optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path, model: nn.Module
 ) -> None:
-    """Put a checkpoint's moments into ``optimizer``: ours, or Adam's of NVIDIA's code.
+    """Load a checkpoint's Adam moments, saved by train.py or NVIDIA's code, into ``optimizer``.
 
     Raises:
-        UserError: they are not those of its weights.
+        UserError: they do not match the checkpoint's weights.
     """
     parameters = dict(model.named_parameters())
     theirs = [name for name in state["state_dict"] if name in parameters]
     try:
-        # Old versions of PyTorch number the weights by their address.
+        # Old versions of PyTorch numbered the weights by address.
         numbers = state["optimizer"]["param_groups"][0]["params"]
         moments = {
             name: state["optimizer"]["state"][number]
             for name, number in zip(theirs, numbers, strict=True)
-            if number in state["optimizer"]["state"]  # before the first step there are none
+            if number in state["optimizer"]["state"]  # there is none before the first step
         }
         for name, of_weight in moments.items():
             if of_weight["exp_avg"].shape != parameters[name].shape:
                 raise ValueError(name)
-        merged = optimizer.state_dict()  # with the learning rate of now
+        merged = optimizer.state_dict()  # with the current learning rate
         merged["state"] = {i: moments[name] for i, name in enumerate(parameters) if name in moments}
         optimizer.load_state_dict(merged)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
-            f"{path}: its optimizer's state is not that of its weights ({error}); take the "
-            "weights alone by --warm_start"
+            f"{path}: its optimizer state does not match its weights ({error}); take only "
+            "the weights by --warm_start"
         ) from None
 
 
-def refuse_changes(state: dict[str, Any], hparams: HParams, source: Path) -> None:
-    """Raise :class:`UserError` if the settings would make a resumed run another run."""
-    missing = [name for name in STATE if name not in state]
-    if missing:
-        raise UserError(f"{source}: has no {', '.join(missing)}; start from its weights by -c")
+# The settings and clips of a run that starts from a checkpoint
+
+
+def saved_hparams(state: dict[str, Any], path: Path) -> HParams:
+    """The settings saved in a checkpoint of train.py, with defaults for those it lacks.
+
+    Raises:
+        UserError: it has settings that this version does not know.
+    """
+    if unknown := _unknown_settings(state):
+        raise UserError(
+            f"{path}: has settings that this version does not know ({', '.join(unknown)}); use the "
+            "version that saved it, or start another run by -c, which leaves them out"
+        )
+    return HParams(**state["hparams"])
+
+
+def hparams_to_resume(
+    state: dict[str, Any], path: Path, overrides: str, preset: str | None
+) -> HParams:
+    """The settings of the run that saved the checkpoint, with ``overrides`` of those that may
+    change.
+
+    Raises:
+        UserError: the checkpoint is incomplete, or the overrides would make another run.
+    """
+    if missing := [name for name in STATE if name not in state]:
+        raise UserError(f"{path}: has no {', '.join(missing)}; start from its weights by -c")
+    saved = saved_hparams(state, path)
+    hparams = create_hparams(overrides, preset, saved)
     changed = [
-        f"{name}={there} there and {here} here"
-        for name, (there, here) in changes(saved_hparams(state, source), hparams).items()
+        f"{name}={before} there and {now} here"
+        for name, (before, now) in _changes(saved, hparams).items()
         if name not in MAY_CHANGE
     ]
     if changed:
         raise UserError(
-            f"{source}: {'; '.join(changed)}; leave them out, or start another run with them: "
-            f"-c {source} with another -o"
+            f"{path}: {'; '.join(changed)}; leave them out, or start another run with them: "
+            f"-c {path} with another -o"
         )
+    return hparams
 
 
-def changes(before: HParams, after: HParams) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ: their values before and after."""
-    old, new = dataclasses.asdict(before), dataclasses.asdict(after)
+def hparams_to_continue(
+    state: dict[str, Any], path: Path, overrides: str, preset: str | None
+) -> HParams:
+    """The settings of another run that starts from a checkpoint: those of the checkpoint with
+    ``preset`` and ``overrides``. Prints what they change.
+
+    Raises:
+        UserError: the checkpoint has no settings and ``preset`` is not given, or the preset
+            changes the mels or symbols that the weights were trained on.
+    """
+    if "hparams" not in state:  # as in NVIDIA's checkpoints
+        if preset is None:
+            raise UserError(
+                f"{path}: has no settings in it; name those of its mels: --preset nvidia for "
+                "NVIDIA's checkpoints, or --preset paper"
+            )
+        return create_hparams(overrides, preset)
+    if unknown := _unknown_settings(state):
+        print(f"note: {path}: settings that this version does not know: {', '.join(unknown)}")
+    known = {name: value for name, value in state["hparams"].items() if name not in unknown}
+    saved = HParams(**known)
+    hparams = create_hparams(overrides, preset, saved)
+    changes, named = _changes(saved, hparams), parse_overrides(overrides)
+    unnamed = [name for name in (*AUDIO, "n_symbols") if name in changes and name not in named]
+    if unnamed:
+        raise UserError(
+            f"--preset {preset}: {path} was trained with other mels ("
+            + ", ".join(f"{name}={changes[name][0]}" for name in unnamed)
+            + "); leave out --preset, or name what to change in --hparams"
+        )
+    changed = [f"{name}={now} (was {before})" for name, (before, now) in changes.items()]
+    print(f"settings of {path}" + (f", but {', '.join(changed)}" if changed else ""))
+    return hparams
+
+
+def _unknown_settings(state: dict[str, Any]) -> list[str]:
+    return sorted(set(state["hparams"]) - {field.name for field in dataclasses.fields(HParams)})
+
+
+def _changes(before: HParams, now: HParams) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ, with both values."""
+    old, new = dataclasses.asdict(before), dataclasses.asdict(now)
     return {name: (old[name], new[name]) for name in old if old[name] != new[name]}
 
 
-def refuse_other_data(state: dict[str, Any], data: str, source: Path) -> None:
-    """Raise :class:`UserError` if the clips are not those that the checkpoint was trained on."""
+def refuse_other_data(state: dict[str, Any], data: str, path: Path) -> None:
+    """Raise :class:`UserError` unless the clips are those that the checkpoint was trained on."""
     if state["data"] != data:
         raise UserError(
-            f"{source}: was trained on clips of other texts, lengths or order than the filelists "
-            "name now; give those back, or go on by -c with another -o"
+            f"{path}: was trained on clips of other texts, lengths or order than the filelists now "
+            "list; restore the filelists, or start another run by -c with another -o"
         )
 
 
@@ -340,7 +384,7 @@ def refuse_other_data(state: dict[str, Any], data: str, source: Path) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """All that training may draw from: the generators of Python, NumPy and torch."""
+    """The state of every generator that training may draw from: Python's, NumPy's and torch's."""
     name, keys, *rest = np.random.get_state()
     state = {
         "python": random.getstate(),
@@ -353,7 +397,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put the generators where :func:`random_state` found them."""
+    """Restore a state saved by :func:`random_state`."""
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))

@@ -2,14 +2,14 @@
 
     python train.py -o runs/first --hparams "data_dir=data/LJSpeech-1.1,batching_strategy=SSB"
 
-Read it from top to bottom: settings, data, model, checkpoint, and the loop. The output folder gets
-the settings, metrics.jsonl, the newest and the best checkpoints, and a validation sample.
+``train`` reads from top to bottom: settings, data, model, checkpoint, and the loop. The output
+folder gets the settings, metrics.jsonl, the newest and best checkpoints, and a validation sample.
 """
 
 import signal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Until main() runs, Ctrl-C ends the program without a traceback.
+    # Until main() runs, Ctrl-C ends the program with no traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
@@ -24,8 +24,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-# OpenMP's threads wait for each other after every operation. If another process has one's core,
-# they must sleep soon instead of spinning. libgomp reads this when torch loads it.
+# OpenMP's threads wait for each other after every operation. When another process takes a core,
+# they should soon sleep instead of spinning. libgomp reads this when torch loads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
@@ -33,19 +33,12 @@ from torch import nn
 from tqdm import tqdm
 
 import checkpoint
+import cli
 import data_utils
 import memory
 from batching import batch_statistics
 from checkpoint import Progress
-from cli import (
-    DISK_FULL,
-    ArgumentParser,
-    Stopped,
-    StopSignals,
-    UserError,
-    exit_on_user_error,
-    progress_bar,
-)
+from cli import Stopped, StopSignals, UserError
 from data_utils import MelDataset
 from device import (
     choose_device,
@@ -59,7 +52,7 @@ from device import (
     why_no_gpu,
 )
 from files import locked, making, replacing
-from hparams import AUDIO, MAY_CHANGE, PRESETS, HParams, create_hparams, parse_overrides
+from hparams import MAY_CHANGE, PRESETS, HParams, create_hparams, parse_overrides
 from logger import RunLogger
 from loss_function import Tacotron2Loss
 from mel_cache import open_mels
@@ -68,11 +61,11 @@ from validation import validate
 
 
 def parse_args() -> argparse.Namespace:
-    parser = ArgumentParser(
+    parser = cli.ArgumentParser(
         description="Train Tacotron 2 with efficient batching.",
-        epilog="The settings and what they mean: hparams.py, or the table in README.md. With "
-        f"--resume, --hparams may change {', '.join(sorted(MAY_CHANGE))}. Any other change makes "
-        "another run: start it from this one's checkpoint by -c, with an -o of its own.",
+        epilog="hparams.py and README.md list the settings. With --resume, --hparams may change "
+        f"{', '.join(sorted(MAY_CHANGE))}. Any other change makes another run: start it from this "
+        "run's checkpoint by -c, with another -o.",
     )
     add = parser.add_argument
     add(
@@ -85,27 +78,27 @@ def parse_args() -> argparse.Namespace:
     )  # fmt: skip
     add(
         "-c", "--checkpoint", "--checkpoint_path", type=Path, metavar="FILE",
-        help="start another run from this checkpoint: with its settings, at the start of its epoch",
+        help="start another run from this checkpoint, with its settings, at the start of its epoch",
     )  # fmt: skip
     add(
         "--warm_start",
         action="store_true",
-        help="take only the weights and settings of -c, without ignore_layers; start at epoch 0",
+        help="take only the settings and weights of -c, but not ignore_layers; start at epoch 0",
     )
     add(
         "--resume",
         action="store_true",
         help="continue the run in -o, with its settings, from the batch after its newest "
-        "checkpoint; with --hparams or --preset start it if there is none",
+        "checkpoint; if there is none, start a run when --hparams or --preset is given",
     )
     add("--preset", help=f"{' or '.join(PRESETS)} (default paper)")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change")
     args = parser.parse_args()
     if args.warm_start and not args.checkpoint:
-        parser.error("--warm_start takes the weights of -c CHECKPOINT; name one")
+        parser.error("--warm_start takes the weights of a checkpoint; name it with -c")
     if args.resume and args.checkpoint:
-        parser.error("--resume continues from OUTPUT_DIR's own checkpoint; leave out -c")
-    parse_overrides(args.hparams)  # so that a mistake leaves nothing behind
+        parser.error("--resume continues from the newest checkpoint in -o; leave out -c")
+    parse_overrides(args.hparams)  # refuses a mistake before any file is written
     return args
 
 
@@ -120,8 +113,17 @@ def main() -> None:
         try:
             train(args, resources)
         except (RuntimeError, MemoryError, OSError) as error:
-            if explanation := explain(error, args):
-                raise UserError(explanation) from None
+            if is_out_of_memory(error):
+                raise UserError(
+                    "out of memory; free some, then --resume; or start another run with a smaller "
+                    "batch_capacity_seconds, batch_size or model"
+                ) from None
+            if isinstance(error, OSError) and error.errno in cli.DISK_FULL:
+                folders = f"{args.output_dir} or {args.log_dir or args.output_dir}"
+                raise UserError(
+                    f"{error.filename or folders}: cannot be written ({error.strerror}), the "
+                    "checkpoints are intact; make room, then --resume"
+                ) from None
             raise
 
 
@@ -130,20 +132,27 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     folder = args.output_dir
     source, state = find_checkpoint(args)
     resuming = args.resume and source is not None
-    hparams = choose_settings(args, state, source)
-    by_nvidia = "optimizer" in state and "iteration" in state and not args.warm_start
-    continued = all(name in state for name in checkpoint.STATE) and not args.warm_start
+    if resuming:
+        hparams = checkpoint.hparams_to_resume(state, source, args.hparams, args.preset)
+    elif source:
+        hparams = checkpoint.hparams_to_continue(state, source, args.hparams, args.preset)
+    else:
+        hparams = create_hparams(args.hparams, args.preset)
+    if args.warm_start:
+        state = {"state_dict": state["state_dict"]}
+    by_nvidia = "optimizer" in state and "iteration" in state
+    continued = all(name in state for name in checkpoint.STATE)
     if source and not (by_nvidia or continued or args.warm_start):
         print(f"note: {source}: has weights but no training state; starting at epoch 0")
     progress = Progress.of(state, source) if continued else Progress()
-    if not resuming:  # another run, whose settings may give the epoch other batches
+    if not resuming:  # another run, whose settings may change the batches of this epoch
         progress = Progress(epoch=progress.epoch, step=progress.step)
     if resuming and progress.epoch >= hparams.epochs:
         print(f"{source}: has {progress.epoch} epochs: nothing left to do")
         return
-    ignored = hparams.ignore_layers if args.warm_start else ()
+    ignore_layers = hparams.ignore_layers if args.warm_start else None
     if source:  # refuses another model's weights before any work
-        checkpoint.load_weights(Tacotron2(hparams), state, source, ignored, args.warm_start)
+        checkpoint.load_weights(Tacotron2(hparams), state, source, ignore_layers)
     device = choose_device(hparams)
     if reason := why_no_gpu():
         print(f"note: no GPU is used: {reason}")
@@ -182,7 +191,6 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     optimizer = torch.optim.Adam(
         model.parameters(), lr=hparams.learning_rate, weight_decay=hparams.weight_decay
     )
-    n_parameters = sum(p.numel() for p in model.parameters())
     name, threads = device_name(device), torch.get_num_threads()
     print(
         f"training on {name}{f', {threads} threads' * (device.type == 'cpu')}, {hparams.precision}",
@@ -191,7 +199,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
 
     # Checkpoint
     if source:
-        checkpoint.load_weights(model, state, source, ignored, args.warm_start)
+        checkpoint.load_weights(model, state, source, ignore_layers)
     if by_nvidia or continued:
         checkpoint.load_optimizer(optimizer, state, source, model)
     short = [
@@ -208,11 +216,11 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     logger = RunLogger(folder, args.log_dir or folder, progress.step, progress.metrics_size)
     if continued:
         checkpoint.set_random_state(state["random_state"])
-    del state  # as large as the model and its moments
+    del state  # three times as large as the model
     saved_at = time.monotonic()
 
     def save(is_best: bool = False) -> Path:
-        """Save all that it takes to go on as if there had been no break."""
+        """Save all that is needed to continue exactly from here."""
         nonlocal saved_at
         progress.metrics_size = logger.sync()
         state = {
@@ -226,6 +234,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         saved_at = time.monotonic()
         return checkpoint.save(folder, progress.step, state, is_best, hparams.keep_checkpoints)
 
+    n_parameters = sum(p.numel() for p in model.parameters())
     print(
         f"{n_parameters:,} parameters; {len(train_clips):,} training and {len(val_clips):,} "
         f"validation clips; {progress.epoch} of {hparams.epochs} epochs"
@@ -244,7 +253,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             "precision": hparams.precision,
         }
         logger.log_start(progress.epoch, progress.step, trained_by)
-        # A kill before the first step leaves a run to resume.
+        # A run that is killed before its first step can be resumed too.
         first = None if resuming else save()
         if hparams.largest_first:
             epochs = range(progress.epoch, hparams.epochs)
@@ -254,7 +263,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                     model, loss_function, optimizer, train_set, largest, hparams, stop
                 )
             except UserError:
-                if first:  # so that the folder is free for what the error advises
+                if first:  # free the folder for the settings that the error suggests
                     first.unlink()
                 raise
 
@@ -271,7 +280,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 torch.cuda.reset_peak_memory_stats()
             asked = time.perf_counter()
             batches = data_utils.loaded(train_loader, stop.while_waiting)
-            bar = progress_bar(batches, f"epoch {epoch}", n_batches, initial=progress.batch)
+            bar = cli.progress_bar(batches, f"epoch {epoch}", n_batches, initial=progress.batch)
             for batch in bar:
                 began = time.perf_counter()
                 buffers = [buffer.clone() for buffer in model.buffers()]
@@ -346,7 +355,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             is_last, is_best = epoch == hparams.epochs - 1, False
             validated = is_last or (epoch + 1) % hparams.epochs_per_validation == 0
             if validated:
-                other = epoch // hparams.epochs_per_validation % len(val_set)  # one more to look at
+                other = epoch // hparams.epochs_per_validation % len(val_set)  # another clip to log
                 validation, samples = validate(model, val_loader, loss_function, stop, other)
                 tqdm.write(
                     f"epoch {epoch}: validation loss {validation['loss']:.4f}, masked "
@@ -376,24 +385,24 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
 
 
 def find_checkpoint(args: argparse.Namespace) -> tuple[Path | None, dict[str, Any]]:
-    """What the run starts from: a checkpoint and its state; (None, {}) for nothing.
+    """The checkpoint that the run starts from and its state; (None, {}) for a new run.
 
     Raises:
-        UserError: the output folder holds a run that is not to be resumed, there is none to
-            resume, or the checkpoint is damaged.
+        UserError: the output folder already holds a run, --resume finds none, or the checkpoint
+            is damaged.
     """
     folder = args.output_dir
     if args.resume:
         source, state = checkpoint.load_newest(folder)
+        if source is None and not (args.hparams or args.preset):
+            raise UserError(
+                f"{folder}: holds no run to resume, or one that was stopped before it began; "
+                "give the command that starts it"
+            )
         if source is None:
-            if not args.hparams and not args.preset:
-                raise UserError(
-                    f"{folder}: holds no run to resume, or one that was stopped before it began; "
-                    "give the command that starts it"
-                )
             print(f"{folder}: holds no run yet; starting one")
         return source, state
-    first = folder / "checkpoint_00000000.pt"  # of a run without a step: nothing is lost
+    first = folder / "checkpoint_00000000.pt"  # of a run before its first step: nothing is lost
     if set(folder.glob("checkpoint_*.pt")) - {first}:
         raise UserError(f"{folder}: holds a run; --resume it, or give another -o")
     if args.checkpoint:
@@ -401,53 +410,13 @@ def find_checkpoint(args: argparse.Namespace) -> tuple[Path | None, dict[str, An
     return None, {}
 
 
-def choose_settings(
-    args: argparse.Namespace, state: dict[str, Any], source: Path | None
-) -> HParams:
-    """The settings of the run: those saved in ``source``, or the preset's, with --hparams' over
-    them. Prints what differs from those of a checkpoint given by -c.
-
-    Raises:
-        UserError: another run's settings, or mels or symbols that -c's weights do not know.
-    """
-    if source is None:
-        return create_hparams(args.hparams, args.preset)
-    if args.checkpoint and "hparams" not in state:  # NVIDIA's have none
-        if args.preset is None:
-            raise UserError(
-                f"{source}: has no settings in it; name those of its mels: --preset nvidia for "
-                "NVIDIA's checkpoints, or --preset paper"
-            )
-        return create_hparams(args.hparams, args.preset)
-    if args.checkpoint and (unknown := checkpoint.unknown_settings(state)):
-        print(f"note: {source}: settings that this version does not know: {', '.join(unknown)}")
-        for name in unknown:
-            del state["hparams"][name]
-    saved = checkpoint.saved_hparams(state, source)
-    hparams = create_hparams(args.hparams, args.preset, saved)
-    if not args.checkpoint:
-        checkpoint.refuse_changes(state, hparams, source)
-        return hparams
-    changed, named = checkpoint.changes(saved, hparams), parse_overrides(args.hparams)
-    unnamed = [name for name in (*AUDIO, "n_symbols") if name in changed and name not in named]
-    if unnamed:
-        raise UserError(
-            f"--preset {args.preset}: {source} was trained with other mels ("
-            + ", ".join(f"{name}={changed[name][0]}" for name in unnamed)
-            + "); leave out --preset, or name what to change in --hparams"
-        )
-    changed = [f"{name}={new} (was {old})" for name, (old, new) in changed.items()]
-    print(f"settings of {source}" + (f", but {', '.join(changed)}" if changed else ""))
-    return hparams
-
-
 def report_bad_step(
     values: dict[str, float], locations: list[str], progress: Progress, hparams: HParams
 ) -> None:
-    """Warn of a batch whose loss or gradient is not finite, which was skipped.
+    """Warn that a batch was skipped because its loss or gradient is not finite.
 
     Raises:
-        UserError: it was one too many in a row.
+        UserError: too many were skipped in a row.
     """
     problem = (
         f"epoch {progress.epoch}, batch {progress.batch}: loss {values['loss']}, gradient "
@@ -455,36 +424,21 @@ def report_bad_step(
     )
     if progress.bad_steps >= hparams.max_bad_steps:
         raise UserError(
-            f"{problem}; that is {progress.bad_steps} steps in a row, and the checkpoints are as "
-            "they were; mend these clips, or go on by -c from one with a smaller learning_rate"
+            f"{problem}; that is {progress.bad_steps} steps in a row; mend these clips, or start "
+            "another run from a checkpoint by -c with a smaller learning_rate"
         )
     tqdm.write(f"warning: {problem}: step skipped")
 
 
 def warn_of_collapse(alignment: float, best: float) -> None:
-    """Say so if attention had found the diagonal and has lost it."""
+    """Warn if attention had learned the diagonal and has lost it."""
     if best > 0.5 and alignment < 0.7 * best:
         tqdm.write(
             f"warning: alignment {alignment:.2f} was {best:.2f}: attention collapsed; if it does "
-            "not come back, go on by -c from checkpoint_best.pt with a smaller learning_rate"
+            "not recover, start another run from checkpoint_best.pt by -c with a smaller "
+            "learning_rate"
         )
-
-
-def explain(error: Exception, args: argparse.Namespace) -> str:
-    """What the user can do about an error that comes from outside; nothing for any other."""
-    if is_out_of_memory(error):
-        return (
-            "out of memory; let less else run there, then --resume; or start anew with a smaller "
-            "batch_capacity_seconds, batch_size or model"
-        )
-    if isinstance(error, OSError) and error.errno in DISK_FULL:
-        place = error.filename or f"{args.output_dir} or {args.log_dir or args.output_dir}"
-        return (
-            f"{place}: cannot be written ({error.strerror}), the checkpoints are intact; make "
-            "room, then --resume"
-        )
-    return ""
 
 
 if __name__ == "__main__":
-    exit_on_user_error(main)
+    cli.exit_on_user_error(main)
