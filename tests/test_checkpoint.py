@@ -1,4 +1,4 @@
-"""Checkpoints and the folder that holds them."""
+"""Checkpoints, and the folder that holds them."""
 
 import os
 import pickle
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from checkpoint import (
+    Progress,
     checkpoints,
     keep_newest,
     link,
@@ -25,8 +26,15 @@ from files import locked
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def save(folder: Path, step: int) -> Path:
+    path = folder / f"checkpoint_{step:08d}.pt"
+    weight = torch.full((3000,), float(step))
+    save_checkpoint(path, {"state_dict": {"weight": weight}, "step": step})
+    return path
+
+
 class Evil:
-    """Calls what it was given when it is unpickled."""
+    """Makes a call when it is unpickled."""
 
     def __init__(self, *call) -> None:
         self.call = call
@@ -35,137 +43,124 @@ class Evil:
         return self.call
 
 
-@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("format", ["zip", "legacy", "pickle"])
 @pytest.mark.parametrize(
     ("call", "name"),
     [((os.system, ("touch ran",)), "posix.system"), ((eval, ("open('ran', 'w')",)), "eval"),
      ((exec, ("open('ran', 'w')",)), "exec"), ((open, ("ran", "w")), "io.open")],
 )  # fmt: skip
-def test_a_checkpoint_that_would_run_code_is_refused(tmp_path, monkeypatch, call, name, zipped):
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path, monkeypatch, call, name, format):
     monkeypatch.chdir(tmp_path)
-    torch.save({"state_dict": Evil(*call)}, "evil.pt", _use_new_zipfile_serialization=zipped)
-    name = rf"(builtins\.)?{name}"  # with it in older torches
-    message = rf"evil\.pt: holds Python code \({name}\), not weights alone; it was not run; use"
+    # Older versions of torch print the name with "builtins.".
+    message = rf"evil\.pt: holds Python code \((builtins\.)?{name}\), not only weights; it was not"
+    if format == "pickle":
+        Path("evil.pt").write_bytes(pickle.dumps(Evil(*call)))
+        message = r"evil\.pt: not a checkpoint, or damaged"
+    else:
+        zipped = format == "zip"
+        torch.save({"state_dict": Evil(*call)}, "evil.pt", _use_new_zipfile_serialization=zipped)
     with pytest.raises(UserError, match=message):
         load_checkpoint(Path("evil.pt"))
     assert not Path("ran").exists()
 
 
-def test_a_plain_pickle_is_no_checkpoint(tmp_path):
-    (tmp_path / "evil.pt").write_bytes(pickle.dumps(Evil(os.system, (f"touch {tmp_path}/ran",))))
-    with pytest.raises(UserError, match=r"evil\.pt: not a checkpoint, or damaged"):
-        load_checkpoint(tmp_path / "evil.pt")
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize("damage", ["cut", "zeroed", "text"])
 def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path, damage):
-    path = tmp_path / "checkpoint.pt"
-    save_checkpoint(path, {"state_dict": {"weight": torch.randn(5000)}})
+    path = save(tmp_path, 1)
     content = path.read_bytes()
     middle = len(content) // 2
-    path.write_bytes(
-        {
-            "cut": content[:-100],
-            "zeroed": content[:middle] + bytes(8) + content[middle + 8 :],
-            "text": b"abc",
-        }[damage]
-    )
-    with pytest.raises(
-        UserError, match=r"^.*checkpoint\.pt: not a checkpoint, or damaged \(\w+\);"
-    ):
+    damaged = {
+        "cut": content[:-100],
+        "zeroed": content[:middle] + bytes(8) + content[middle + 8 :],
+        "text": b"abc",
+    }
+    path.write_bytes(damaged[damage])
+    with pytest.raises(UserError, match=r"^\S+1\.pt: not a checkpoint, or damaged \(\w+\);.*$"):
         load_checkpoint(path)
 
 
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path):
-    path = tmp_path / "checkpoint.pt"
-    save_checkpoint(path, {"state_dict": {}, "step": 1})
+    path = save(tmp_path, 1)
     with pytest.raises((TypeError, AttributeError, RuntimeError)):
         save_checkpoint(path, {"state_dict": {}, "lock": threading.Lock()})
     assert load_checkpoint(path)["step"] == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+    assert list(tmp_path.iterdir()) == [path]
 
 
-def state(step: int) -> dict:
-    return {"state_dict": {"weight": torch.full((3000,), float(step))}, "step": step}
-
-
-def test_the_newest_whole_checkpoint_is_used_and_damaged_ones_set_aside(tmp_path, capsys):
-    paths = [tmp_path / f"checkpoint_{step:08d}.pt" for step in (9, 100, 99_999_999, 100_000_001)]
-    for step, path in enumerate(paths):
-        save_checkpoint(path, state(step))
+def test_the_newest_undamaged_checkpoint_is_used_and_damaged_ones_are_set_aside(tmp_path, capsys):
+    steps = (9, 100, 99_999_999, 100_000_001)
+    oldest, newest, *damaged = paths = [save(tmp_path, step) for step in steps]
     assert checkpoints(tmp_path) == paths[::-1]
-    for path in paths[2:]:
+    for path in damaged:
         path.write_bytes(path.read_bytes()[:-500])
-    path, found = load_newest(tmp_path)
-    assert path == paths[1] and found["step"] == 1
-    printed = capsys.readouterr().err.splitlines()
-    for line, damaged in zip(printed, paths[:1:-1], strict=True):
-        assert line.startswith(f"warning: {damaged}: not a checkpoint, or damaged (")
-        assert line.endswith("; use another file; going on from checkpoint_00000100.pt")
-    set_aside(tmp_path, path)
-    assert checkpoints(tmp_path) == paths[1::-1]
-    assert Path(f"{paths[3]}.damaged").exists() and Path(f"{paths[2]}.damaged").exists()
+    path, state = load_newest(tmp_path)
+    assert path == newest and state["step"] == 100
+    for line, path in zip(capsys.readouterr().err.splitlines(), damaged[::-1], strict=True):
+        assert line.startswith(f"warning: {path}: not a checkpoint, or damaged (")
+        assert line.endswith("; use another file; continuing from checkpoint_00000100.pt")
+    set_aside(tmp_path, newest)
+    assert checkpoints(tmp_path) == [newest, oldest]
+    assert all(Path(f"{path}.damaged").exists() for path in damaged)
 
 
-def test_if_no_checkpoint_is_whole_nothing_is_begun(tmp_path):
-    for step in (1, 2):
-        (tmp_path / f"checkpoint_{step:08d}.pt").write_bytes(b"PK")
-    with pytest.raises(UserError, match=r"no checkpoint is whole; give another -o$") as error:
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(tmp_path):
+    assert load_newest(tmp_path) == (None, {})
+    damaged = [save(tmp_path, step) for step in (1, 2)]
+    for path in damaged:
+        path.write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"every checkpoint is damaged; give another -o$") as error:
         load_newest(tmp_path)
     assert str(error.value).count("\n") == 2
-    save_checkpoint(tmp_path / "checkpoint_best.pt", state(1))
-    assert load_newest(tmp_path)[0] == tmp_path / "checkpoint_best.pt"  # where no other is whole
-    assert len(checkpoints(tmp_path)) == 2
-    assert load_newest(tmp_path / "none") == (None, {})
+    best = save(tmp_path, 3).rename(tmp_path / "checkpoint_best.pt")
+    assert load_newest(tmp_path)[0] == best  # used if no other is undamaged
+    assert checkpoints(tmp_path) == damaged[::-1]
 
 
-def test_the_newest_k_and_the_best_are_kept(tmp_path):
-    for step in range(1, 6):
-        path = tmp_path / f"checkpoint_{step:08d}.pt"
-        save_checkpoint(path, state(step))
-        keep_newest(tmp_path, 2)
-        if step in (1, 3):
-            link(path, tmp_path / "checkpoint_best.pt")
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "checkpoint_00000004.pt", "checkpoint_00000005.pt", "checkpoint_best.pt"
-    ]  # fmt: skip
-    assert load_checkpoint(tmp_path / "checkpoint_best.pt")["step"] == 3
-
-
-def test_the_best_is_copied_where_there_are_no_links(tmp_path, monkeypatch):
+@pytest.mark.parametrize("links", [True, False])
+def test_the_newest_k_and_the_best_are_kept(tmp_path, monkeypatch, links):
     def refuse(*_):
         raise PermissionError
 
-    monkeypatch.setattr(os, "link", refuse)
-    save_checkpoint(tmp_path / "checkpoint_00000001.pt", state(1))
-    link(tmp_path / "checkpoint_00000001.pt", tmp_path / "checkpoint_best.pt")
-    assert load_checkpoint(tmp_path / "checkpoint_best.pt")["step"] == 1
+    if not links:  # as on some file systems: then the best is a copy
+        monkeypatch.setattr(os, "link", refuse)
+    best = tmp_path / "checkpoint_best.pt"
+    for step in range(1, 6):
+        path = save(tmp_path, step)
+        keep_newest(tmp_path, 2)
+        if step in (1, 3):
+            link(path, best)
+    names = ["checkpoint_00000004.pt", "checkpoint_00000005.pt", "checkpoint_best.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert load_checkpoint(best)["step"] == 3
+
+
+def test_the_progress_of_an_older_version_is_read():
+    """It had a field for each sum of the epoch."""
+    sums = {"loss": 5.0, "seconds": 9.0, "waited": 1.0, "skipped": 2}
+    saved = {"epoch": 3, "batch": 7, "step": 40, "best_loss": 0.5}
+    old = {"loss_sum": 5.0, "seconds": 9.0, "waited": 1.0, "skipped": 2}
+    progress = Progress(**saved, sums=sums)
+    for state in ({**saved, **old}, {**saved, "sums": sums}):
+        assert Progress.of({"progress": state}, Path("old.pt")) == progress
+    assert Progress.of({"progress": saved}, Path("old.pt")).sums == {}
 
 
 def test_a_folder_is_held_by_one_process(tmp_path):
     (tmp_path / "checkpoint_00000001.pt.part").write_bytes(b"of a killed process")
     code = (
         "import sys\nfrom pathlib import Path\nfrom files import locked\n"
-        "from cli import exit_on_user_error\n"
-        "def main():\n    with locked(Path(sys.argv[1]), unfinished='*.part'):\n"
-        "        print('held', flush=True)\n        input()\n"
-        "exit_on_user_error(main)"
+        "with locked(Path(sys.argv[1]), unfinished='*.part'):\n"
+        "    print('held', flush=True)\n    input()\n"
     )
-    command = [sys.executable, "-c", code, tmp_path]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as holder:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=ROOT, **pipes) as holder:
         assert holder.stdout.readline() == "held\n"
         assert not list(tmp_path.glob("*.part"))
         with pytest.raises(UserError) as error, locked(tmp_path):
             pass
-        assert str(error.value) == (
-            f"{tmp_path}: in use by process {holder.pid}; wait for its end, or give another folder"
-        )
         holder.kill()
+    assert str(error.value) == (
+        f"{tmp_path}: in use by process {holder.pid}; wait for its end, or give another folder"
+    )
     with locked(tmp_path):  # a killed process holds nothing
-        second = subprocess.run(
-            command, cwd=ROOT, text=True, capture_output=True, input="", check=False
-        )
-    assert second.returncode == 2
-    assert second.stderr.startswith(f"error: {tmp_path}: in use by process {os.getpid()}; wait")
+        pass
