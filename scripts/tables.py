@@ -9,6 +9,7 @@ Unfinished runs count as far as they have got; what is still missing is listed.
 
 import argparse
 import csv
+import itertools
 import math
 import re
 import sys
@@ -88,12 +89,8 @@ def plan_series(runs: Sequence[Run]) -> Series:
 def losses_of(run: Run, series: Series, name: str = "loss") -> list[float]:
     """The run's validation losses, up to the first that is missing or not finite."""
     by_epoch = {record["epoch"] + 1: record[name] for record in run.validations}
-    losses = []
-    for epoch in series.epochs:
-        if not math.isfinite(by_epoch.get(epoch, math.nan)):
-            break
-        losses.append(by_epoch[epoch])
-    return losses
+    losses = [by_epoch.get(epoch, math.nan) for epoch in series.epochs]
+    return list(itertools.takewhile(math.isfinite, losses))
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
@@ -267,18 +264,16 @@ def table4(results: Results) -> Table:
     table = Table("Table 4: A/B comparisons of VL3", labels, {}, note)
     evidence = Evidence(results, "vl3")
     for part, pair in [(part, pair) for part, pairs in COMPARISONS.items() for pair in pairs]:
-        before, after = pair.split(" → ")
-        losses = [mean(results, e, "vl3", PAPER[e]["vl3"]) for e in (before, after)]
-        middle, half = evidence.contrast(pair)
-        changes = (middle, middle + half, middle - half)
-        ours, low, high = ["" if math.isnan(x) else f"{-100 * math.expm1(x):.2f}" for x in changes]
-        paper = f"{100 * (1 - losses[1].paper / losses[0].paper):.2f}"
+        before, after = (mean(results, e, "vl3", PAPER[e]["vl3"]) for e in pair.split(" → "))
+        changes = in_percent(*evidence.contrast(pair))
+        ours, high, low = ("" if math.isnan(x) else f"{-x:.2f}" for x in changes)
         interval = f" ({low} to {high})" if low else ""
-        texts = [loss.text(3, 3) for loss in losses]
-        row = [part, before, texts[0], after, texts[1], (ours or "–") + interval, paper]
-        record = {"part": part, "from": before, "to": after, "reduction_percent": ours}
-        record |= {"low": low, "high": high, "reduction_percent_paper": paper}
-        table.add(row, {}, **record)
+        record = dict(zip(("from", "to"), pair.split(" → "), strict=True))
+        record |= {"reduction_percent": ours, "low": low, "high": high}
+        record["reduction_percent_paper"] = f"{100 * (1 - after.paper / before.paper):.2f}"
+        row = [part, record["from"], before.text(3, 3), record["to"], after.text(3, 3)]
+        row += [(ours or "–") + interval, record["reduction_percent_paper"]]
+        table.add(row, {}, part=part, **record)
     return table
 
 
@@ -341,37 +336,27 @@ def verdict(outcomes: Sequence[str], missing: Sequence[str]) -> str:
     return f"**{answer}** ({', '.join(words)})"
 
 
-def percent(middle: float, half: float) -> str:
-    """A change of the log loss as a percentage of the loss, with its 95 % interval."""
-    changes = (middle, middle - half, middle + half)
-    change, low, high = (f"{100 * math.expm1(x):+.1f}" for x in changes)
+def in_percent(middle: float, half: float) -> list[float]:
+    """A change of the log loss as one of the loss, and the ends of its interval."""
+    return [100 * math.expm1(x) for x in (middle, middle - half, middle + half)]
+
+
+def percent_text(middle: float, half: float) -> str:
+    change, low, high = (f"{x:+.1f}" for x in in_percent(middle, half))
     if math.isnan(half):
         return "–" if math.isnan(middle) else change
     return f"{change} ({low} to {high})"
 
 
-def losses_at_equal_time(
-    results: Results, runs: Sequence[Run], series: Series
-) -> dict[str, list[float]]:
-    """RAND's losses when another experiment has ended, by "RAND in X's time".
+def loss_after(epochs: float, curve: Sequence[float], series: Series) -> float:
+    """A curve's loss after ``epochs``, which may lie between validations.
 
-    Each is averaged with the previous validation's, as is VL3, which has no next one.
+    It is averaged with the loss one validation before, as is VL3, which has no next one.
     """
     import numpy as np
 
-    curves = [losses_of(run, series) for run in runs if run.experiment == "RAND"]
-    curves = [losses for losses in curves if len(losses) == len(series.epochs)]
     interval = series.epochs[-1] - series.epochs[-2] if len(series.epochs) > 1 else 0
-    losses = {}
-    for experiment in results:
-        ratio = mean(results, experiment, "minutes").mean / mean(results, "RAND", "minutes").mean
-        if curves and not math.isnan(ratio):
-            end = min(ratio, 1) * series.planned
-            averages = [
-                fmean(np.interp((end - interval, end), series.epochs, curve)) for curve in curves
-            ]
-            losses[f"RAND in {experiment}'s time"] = averages
-    return losses
+    return fmean(np.interp((epochs - interval, epochs), series.epochs, curve))
 
 
 def conclude(results: Results, runs: Sequence[Run], series: Series, notes: dict[str, str]) -> str:
@@ -381,8 +366,14 @@ def conclude(results: Results, runs: Sequence[Run], series: Series, notes: dict[
     papers = {name: Evidence(paper, name) for name in ours}
     sd, df = ours["vl3"].sd, ours["vl3"].df
     # Added once the spread is pooled: these are RAND's own runs again.
-    for name, losses in losses_at_equal_time(results, runs, series).items():
-        ours["vl3"].logs[name] = [math.log(loss) for loss in losses]
+    curves = [losses_of(run, series) for run in runs if run.experiment == "RAND"]
+    curves = [curve for curve in curves if len(curve) == len(series.epochs)]
+    for experiment in results:
+        ratio = mean(results, experiment, "minutes").mean / mean(results, "RAND", "minutes").mean
+        if curves and not math.isnan(ratio):
+            epochs = min(ratio, 1) * series.planned  # of RAND when the experiment has ended
+            logs = [math.log(loss_after(epochs, curve, series)) for curve in curves]
+            ours["vl3"].logs[f"RAND in {experiment}'s time"] = logs
     seeds = "unknown with so few seeds"
     if df >= LEAST_DF:
         seeds = f"of VL3 {sd:.1%} sd, pooled over experiments, {df} degrees of freedom"
@@ -407,8 +398,8 @@ def conclude(results: Results, runs: Sequence[Run], series: Series, notes: dict[
         for check, wanted in checks.items():
             cells = [check, wanted]
             for name in ours:
-                cells.append(percent(*ours[name].contrast(check, len(checks))))
-                cells.append(percent(*papers[name].contrast(check)))
+                cells.append(percent_text(*ours[name].contrast(check, len(checks))))
+                cells.append(percent_text(*papers[name].contrast(check)))
             interval = ours["vl3"].contrast(check, len(checks))
             outcomes.append(judge(*interval, wanted) if df >= LEAST_DF else "open")
             rows.append(f"   | {' | '.join([*cells, outcomes[-1]])} |")
