@@ -17,18 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import UserError, exit_on_user_error
 from scripts.paper import EXPERIMENTS, PAPER
-from scripts.runs import Run
-from scripts.tables import (
-    LEAST_VALIDATIONS,
-    Results,
-    Series,
-    losses_of,
-    mean,
-    parse_args,
-    read_results,
-    reduction,
-    smoothed,
-)
+from scripts.runs import LEAST_VALIDATIONS, Run, Series, losses_of, smoothed
+from scripts.tables import Results, mean, parse_args, read_results, reduction
 
 if TYPE_CHECKING:  # matplotlib and numpy load inside main(), where Ctrl-C is handled
     from matplotlib.axes import Axes
@@ -116,7 +106,7 @@ def draw_losses(
         ax.set_xlabel(f"training time ({unit})")
     else:
         ax.set_xlabel("epochs")
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.xaxis.get_major_locator().set_params(integer=True)
     unsmoothed = f"\nnot smoothed: a run has fewer than {LEAST_VALIDATIONS} validations"
     ax.set_ylabel(f"validation loss (RAND batches){', smoothed' if smooth else unsmoothed}")
     ax.set_title(LINE_NOTE, loc="left", fontsize=8, color="#555555")

@@ -1,4 +1,4 @@
-"""Reads what runs of train.py recorded, and says which of them can be compared.
+"""Reads what runs of train.py recorded: which of them can be compared, and their losses.
 
 A run is its output folder: hparams.json has its settings, metrics.jsonl its records.
 """
@@ -6,8 +6,9 @@ A run is its output folder: hparams.json has its settings, metrics.jsonl its rec
 import dataclasses
 import itertools
 import json
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import UserError
 from hparams import MAY_CHANGE, HParams
-from scripts.paper import BATCHING, EXPERIMENTS, experiment_name
+from scripts.paper import BATCHING, EXPERIMENTS, PAPER_EPOCHS, PAPER_STAGES, experiment_name
 
 # The batching settings that compared runs may differ in. LRF is not one of them: bucket_size and
 # n_bins are chosen to match its padding.
@@ -24,6 +25,7 @@ CHOICE = {*BATCHING, "bucket_size", "n_bins", "bucket_edges", "n_buckets"}
 # Settings that any two runs may differ in. Filelists may have moved: the number of frames in an
 # epoch tells whether two runs had the same clips.
 IGNORED = {*MAY_CHANGE, "training_files", "validation_files"} - {"epochs_per_validation"}
+LEAST_VALIDATIONS = 4  # smoothing three or fewer would average all of them
 # What a run's times depend on. train.py records it in a "start" event, at each start or resume.
 CONDITIONS = ("device", "threads", "decoder", "precision", "torch")
 AVERAGES = {  # name: its name in "epoch" records, and how it is averaged over them
@@ -67,6 +69,9 @@ class Run(NamedTuple):
         for name, (recorded, average) in AVERAGES.items() if self.epochs else ():
             values[name] = average([record[recorded] for record in self.epochs])
         return values
+
+
+# Reading
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -144,6 +149,9 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     return runs, problems
 
 
+# Comparing
+
+
 def load_comparable(folders: Iterable[Path]) -> list[Run]:
     """All runs in ``folders``, in order.
 
@@ -210,3 +218,51 @@ def unequal_conditions(runs: Iterable[Run]) -> str | None:
         varying = [f"{name}={value}" for name, value, column in columns if len(set(column)) > 1]
         parts.append(f"{named} trained with {', '.join(varying)}")
     return "; ".join(parts)
+
+
+# Losses
+
+
+class Series(NamedTuple):
+    """The validations that a run of ``planned`` epochs makes."""
+
+    planned: int
+    epochs: list[int]  # completed at each validation
+    stages: list[int]  # indices into epochs of VL1, VL2 and VL3
+
+
+def plan_series(runs: Sequence[Run]) -> Series:
+    """Stages are the paper's fractions of the epochs: 100, 160 and 220 of 220."""
+    planned = max(run.settings["epochs"] for run in runs)
+    every = runs[0].settings["epochs_per_validation"]  # the same in all
+    epochs = [e for e in range(1, planned + 1) if e % every == 0 or e == planned]
+    targets = [planned * stage / PAPER_EPOCHS for stage in PAPER_STAGES]
+    stages = [min(range(len(epochs)), key=lambda i: abs(epochs[i] - t)) for t in targets]
+    return Series(planned, epochs, stages)
+
+
+def losses_of(run: Run, series: Series, name: str = "loss") -> list[float]:
+    """The run's validation losses, up to the first that is missing or not finite."""
+    by_epoch = {record["epoch"] + 1: record[name] for record in run.validations}
+    losses = [by_epoch.get(epoch, math.nan) for epoch in series.epochs]
+    return list(itertools.takewhile(math.isfinite, losses))
+
+
+def smoothed(losses: Sequence[float]) -> list[float]:
+    """Each loss averaged with the previous and the next, where there are (Sec. 6)."""
+    return [fmean(losses[max(i - 1, 0) : i + 2]) for i in range(len(losses))]
+
+
+def staged_losses(run: Run, series: Series) -> dict[str, float]:
+    """VL1, VL2, VL3 and VLavg, as far as they are known, of the loss and of the masked loss."""
+    values = {}
+    for prefix, name in (("vl", "loss"), ("masked", "masked_loss")):
+        losses = losses_of(run, series, name)
+        complete = len(losses) == len(series.epochs)
+        known = smoothed(losses)[: None if complete else -1]  # the newest still lacks its next
+        for number, stage in enumerate(series.stages, start=1):
+            if stage < len(known):
+                values[f"{prefix}{number}"] = known[stage]
+        if complete:
+            values[f"{prefix}_avg"] = fmean(losses[series.stages[0] :])
+    return values

@@ -9,7 +9,6 @@ Unfinished runs count as far as they have got; what is still missing is listed.
 
 import argparse
 import csv
-import itertools
 import math
 import re
 import sys
@@ -36,9 +35,19 @@ from scripts.paper import (
     PARAMETERS,
     SIMILAR,
 )
-from scripts.runs import CHOICE, Run, load_comparable, require_comparable, unequal_conditions
+from scripts.runs import (
+    CHOICE,
+    LEAST_VALIDATIONS,
+    Run,
+    Series,
+    load_comparable,
+    losses_of,
+    plan_series,
+    require_comparable,
+    staged_losses,
+    unequal_conditions,
+)
 
-LEAST_VALIDATIONS = 4  # smoothing three or fewer would average all of them
 LEAST_DF = 4  # a spread from fewer degrees of freedom decides nothing
 TIMES = {"minutes", "speed"}  # what --timing replaces
 WANTED = {  # the changes of a log loss that a conclusion asks for
@@ -66,51 +75,6 @@ TABLE3: Columns = {
 # What the runs measured
 
 Results = dict[str, dict[str, list[float]]]  # experiment: quantity: a value per seed
-
-
-class Series(NamedTuple):
-    """The validations that a run of ``planned`` epochs makes."""
-
-    planned: int
-    epochs: list[int]  # completed at each validation
-    stages: list[int]  # indices into epochs of VL1, VL2 and VL3
-
-
-def plan_series(runs: Sequence[Run]) -> Series:
-    """Stages are the paper's fractions of the epochs: 100, 160 and 220 of 220."""
-    planned = max(run.settings["epochs"] for run in runs)
-    every = runs[0].settings["epochs_per_validation"]  # the same in all
-    epochs = [e for e in range(1, planned + 1) if e % every == 0 or e == planned]
-    targets = [planned * stage / PAPER_EPOCHS for stage in PAPER_STAGES]
-    stages = [min(range(len(epochs)), key=lambda i: abs(epochs[i] - t)) for t in targets]
-    return Series(planned, epochs, stages)
-
-
-def losses_of(run: Run, series: Series, name: str = "loss") -> list[float]:
-    """The run's validation losses, up to the first that is missing or not finite."""
-    by_epoch = {record["epoch"] + 1: record[name] for record in run.validations}
-    losses = [by_epoch.get(epoch, math.nan) for epoch in series.epochs]
-    return list(itertools.takewhile(math.isfinite, losses))
-
-
-def smoothed(losses: Sequence[float]) -> list[float]:
-    """Each loss averaged with the previous and the next, where there are (Sec. 6)."""
-    return [fmean(losses[max(i - 1, 0) : i + 2]) for i in range(len(losses))]
-
-
-def staged_losses(run: Run, series: Series) -> dict[str, float]:
-    """VL1, VL2, VL3 and VLavg, as far as they are known, of the loss and of the masked loss."""
-    values = {}
-    for prefix, name in (("vl", "loss"), ("masked", "masked_loss")):
-        losses = losses_of(run, series, name)
-        complete = len(losses) == len(series.epochs)
-        known = smoothed(losses)[: None if complete else -1]  # the newest still lacks its next
-        for number, stage in enumerate(series.stages, start=1):
-            if stage < len(known):
-                values[f"{prefix}{number}"] = known[stage]
-        if complete:
-            values[f"{prefix}_avg"] = fmean(losses[series.stages[0] :])
-    return values
 
 
 class Number(NamedTuple):

@@ -1,10 +1,8 @@
 """Tables, conclusions, figures and comparisons of runs, from records with known answers."""
 
-import argparse
 import csv
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 
@@ -95,7 +93,7 @@ def test_names_of_experiments_and_their_settings_agree():
 def test_stages_are_the_papers_fractions_of_the_epochs(tmp_path):
     for planned, expected in ((220, [100, 160, 220]), (44, [20, 32, 44]), (3, [2, 2, 3])):
         write_run(tmp_path / str(planned), "RAND", 0, [1.0], epochs=planned)
-        series = tables.plan_series(runs.load_comparable([tmp_path / str(planned)]))
+        series = runs.plan_series(runs.load_comparable([tmp_path / str(planned)]))
         assert [series.epochs[i] for i in series.stages] == expected
         assert series.epochs[-1] == planned
 
@@ -224,17 +222,17 @@ def test_intervals_are_students():
     assert tables.weights_of("(A → B) against (C → D)") == {"A": -1, "B": 1, "C": 1, "D": -1}
 
 
-def test_rand_in_anothers_time_is_its_loss_when_the_other_ends(tmp_path):
+def test_rand_in_anothers_time_is_its_loss_when_the_other_ends(tmp_path, output_of):
     losses = [10.0, 9.0, 8.0, 7.0, 6.0]  # after 2, 4, ... 10 epochs
-    for name, minutes in (("RAND", 4.0), ("SB", 3.0), ("SSB", 5.0)):
+    series = runs.Series(10, [2, 4, 6, 8, 10], [1, 2, 4])
+    # After 7.5 epochs: the mean of the loss then and two epochs before.
+    assert tables.loss_after(7.5, losses, series) == pytest.approx((7.25 + 8.25) / 2)
+    for name, minutes in (("RAND", 4.0), ("SSB-BR", 3.0), ("BKT-BR", 5.0), ("ATS-BR", 4.0)):
         write_run(tmp_path, name, 0, losses, minutes)
-    args = argparse.Namespace(runs=[tmp_path], timing=None, output=tmp_path / "out")
-    all_runs, series, results, _ = tables.read_results(args)
-    at_equal_time = tables.losses_at_equal_time(results, all_runs, series)
-    # SB ends when RAND has done 7.5 epochs: the mean of its loss then and two epochs before.
-    assert at_equal_time["RAND in SB's time"] == [pytest.approx((7.25 + 8.25) / 2)]
-    # RAND ends before SSB does, and stays where it is.
-    assert at_equal_time["RAND in SSB's time"] == at_equal_time["RAND in RAND's time"] == [6.5]
+    printed = output_of(tables, tmp_path)
+    assert "| RAND in SSB-BR's time → SSB-BR | lower | -16.1 |" in printed  # from 7.75 to 6.5
+    assert "| RAND in BKT-BR's time → BKT-BR | lower | +0.0 |" in printed  # RAND has ended before
+    assert "| RAND in ATS-BR's time → ATS-BR | lower | +0.0 |" in printed
 
 
 # Conditions
@@ -304,7 +302,7 @@ def test_only_the_times_that_are_used_have_to_be_of_equal_conditions(tmp_path, o
 
 
 def test_the_decoder_of_older_records_is_that_of_the_settings(tmp_path, output_of):
-    write_run(tmp_path)
+    write_run(tmp_path, "RAND")
     write_run(tmp_path, "SB", decoder="reference")
     assert "RAND/seed0 trained with decoder=scan; " in output_of(tables, tmp_path)
 
@@ -344,14 +342,14 @@ def test_a_table_that_cannot_be_written_is_named(tmp_path, output_of):
         output_of(tables, tmp_path)
 
 
-def test_a_closed_pipe_leaves_the_tables_written(tmp_path):
+def test_a_closed_pipe_leaves_the_tables_written(tmp_path, monkeypatch, output_of):
+    def closed(*_):
+        raise BrokenPipeError
+
     write_run(tmp_path)
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "scripts.tables", tmp_path]
-    process = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writer)
-    assert process.stderr == "error: output pipe closed\n"
+    monkeypatch.setattr("builtins.print", closed)
+    with pytest.raises(BrokenPipeError):
+        output_of(tables, tmp_path)
     assert len(list((tmp_path / "tables").iterdir())) == 9
 
 
