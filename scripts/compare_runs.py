@@ -9,16 +9,25 @@ The others are compared with the first run.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error
 from scripts.runs import CHOICE, Run, find_runs, inequality, unequal_conditions
 
-HEAD = (
-    "run", "epochs", "ZPR %", "ABL", "batches", "steps", "s / epoch", "time", "validation loss",
-    "masked", "alignment",
-)  # fmt: skip
+COLUMNS = {  # heading: quantity, format
+    "epochs": ("epochs", "{}"),
+    "ZPR %": ("zpr", "{:.2f}"),
+    "ABL": ("abl", "{:.1f}"),
+    "batches": ("n_batches", "{:.1f}"),
+    "steps": ("total_length", "{:,.0f}"),
+    "s / epoch": ("seconds", "{:.1f}"),
+    "time": ("change", "{:+.1f} %"),
+    "validation loss": ("loss", "{:.4f}"),
+    "masked": ("masked_loss", "{:.4f}"),
+    "alignment": ("diagonality", "{:.2f}"),
+}
 # Runs may differ in these and still compare in time: the batching, and what takes no time.
 EXEMPT = {*CHOICE, "lrf", "batch_size", "batch_capacity", "batch_capacity_seconds"}
 EXEMPT |= {"seed", "epochs_per_validation"}
@@ -35,20 +44,24 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="outputs of train.py or run_all.sh")
     runs, problems = find_runs(parser.parse_args().runs)
     names = short_names([run.path for run in runs])
-    rows, notes = [], []
+    table, notes = [["run", *COLUMNS]], []
     for run, name in zip(runs, names, strict=True):
         reason = inequality(runs[0], run, EXEMPT)
         if reason:
             notes.append(f"{names[0]} and {name}: times are not compared: {reason}")
         comparable = not reason and (run is runs[0] or not unequal_conditions([runs[0], run]))
-        rows.append([name, *cells_of(run, runs[0] if comparable else None)])
+        values = quantities(run, runs[0] if comparable else None)
+        cells = [
+            form.format(values[key]) if key in values else "–" for key, form in COLUMNS.values()
+        ]
+        table.append([name, *cells])
     if reason := unequal_conditions(runs):
         notes.append(f"times are not compared: {reason}")
-    if rows:
-        widths = [max(map(len, column)) for column in zip(HEAD, *rows, strict=True)]
-        for line in (HEAD, ["-" * width for width in widths], *rows):
-            cells = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-            print(f"| {' | '.join(cells)} |")
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    table.insert(1, ["-" * width for width in widths])
+    for line in table if runs else []:
+        cells = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        print(f"| {' | '.join(cells)} |")
     for note in notes:
         print(note)
     if problems:
@@ -64,29 +77,17 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return ["/".join(part[-length:]) for part in parts]
 
 
-def cells_of(run: Run, first: Run | None) -> list[str]:
-    """A run's row after its name; its time is compared with that of ``first``, if given."""
+def quantities(run: Run, first: Run | None) -> dict[str, Any]:
+    """What a run's row shows; its time is compared with that of ``first``, if given."""
+    values = dict(run.validations[-1]) if run.validations else {}
     done = run.epochs[-1]["epoch"] + 1 if run.epochs else 0
-    cells = [f"{done}/{run.settings['epochs']}", *["–"] * (len(HEAD) - 2)]
-    if values := run.averages():
-        cells[1:6] = (
-            f"{values['zpr']:.2f}",
-            f"{values['abl']:.1f}",
-            f"{values['n_batches']:.1f}",
-            f"{values['total_length']:,.0f}",
-            f"{60 * values['minutes']:.1f}",
-        )
+    values["epochs"] = f"{done}/{run.settings['epochs']}"
+    if run.epochs:
+        values |= run.averages()
+        values["seconds"] = 60 * values["minutes"]
         if first and first.epochs:
-            change = values["minutes"] / first.averages()["minutes"] - 1
-            cells[6] = f"{100 * change:+.1f} %"
-    if run.validations:
-        last = run.validations[-1]
-        cells[7:] = (
-            f"{last['loss']:.4f}",
-            f"{last['masked_loss']:.4f}",
-            f"{last['diagonality']:.2f}",
-        )
-    return cells
+            values["change"] = 100 * (values["minutes"] / first.averages()["minutes"] - 1)
+    return values
 
 
 if __name__ == "__main__":
