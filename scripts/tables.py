@@ -26,6 +26,7 @@ from scripts.paper import (
     COMPARISONS,
     CONCLUSIONS,
     EXPERIMENTS,
+    MARGIN,
     PAPER,
     PAPER_BATCHES,
     PAPER_EPOCHS,
@@ -53,7 +54,7 @@ TIMES = {"minutes", "speed"}  # what --timing replaces
 WANTED = {  # the changes of a log loss that a conclusion asks for
     "lower": (-math.inf, 0),
     "higher": (0, math.inf),
-    SIMILAR: (-math.log(1.02), math.log(1.02)),
+    SIMILAR: (-math.log1p(MARGIN), math.log1p(MARGIN)),
 }
 
 Columns = dict[str, tuple[str, int, int]]  # quantity: heading, our digits, the paper's digits
