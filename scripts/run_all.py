@@ -48,7 +48,7 @@ from model import Tacotron2
 from scripts.paper import BATCHING, EXPERIMENTS, PARAMETERS, experiment_name, experiment_settings
 from scripts.plot_batching import EXAMPLE_CLIPS
 from scripts.prepare_ljspeech import read_corpus, split, write_filelist
-from scripts.tables import CHOICE, difference, load_settings
+from scripts.runs import CHOICE, difference, load_settings
 
 
 def from_here(path: Path) -> Path:
