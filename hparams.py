@@ -10,6 +10,7 @@ strategies", Interspeech 2021).
 import ast
 import dataclasses
 import difflib
+import inspect
 import re
 
 from cli import UserError
@@ -234,6 +235,18 @@ def create_hparams(
     return HParams(**(values | PRESETS.get(preset, {}) | parse_overrides(overrides)))
 
 
+def settings_table() -> str:
+    """The settings by topic, a line each: name, default and the comment of its field."""
+    lines = []
+    for line in inspect.getsource(HParams).partition("def ")[0].splitlines():
+        if setting := re.fullmatch(r"    (\w+): .+? = (.+?)  # (.+)", line):
+            name, default, meaning = setting.groups()
+            lines.append(f"  {name + '=' + default:<38} {meaning}")
+        elif topic := re.fullmatch(r"    # (.+)", line):
+            lines += ["", f"{topic[1]}:"]
+    return "\n".join(lines).strip()
+
+
 def parse_overrides(overrides: str) -> dict[str, object]:
     """The settings named in ``overrides`` (see :func:`create_hparams`) and their values.
 
@@ -250,7 +263,7 @@ def parse_overrides(overrides: str) -> dict[str, object]:
             raise UserError(f"--hparams: '{pair.strip()}' is not name=value; separate with commas")
         if name not in fields:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else "README.md lists the settings"
+            hint = f"did you mean '{near[0]}'?" if near else "train.py --help lists the settings"
             if name in NVIDIA_ONLY:
                 hint = f"NVIDIA's has it; {NVIDIA_ONLY[name]}"
             raise UserError(f"--hparams: unknown setting '{name}'; {hint}")

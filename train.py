@@ -18,6 +18,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 import time
 from collections import defaultdict
 from contextlib import ExitStack
@@ -59,7 +60,15 @@ from device import (
     why_no_gpu,
 )
 from files import locked, making, replacing
-from hparams import AUDIO, MAY_CHANGE, PRESETS, HParams, create_hparams, parse_overrides
+from hparams import (
+    AUDIO,
+    MAY_CHANGE,
+    PRESETS,
+    HParams,
+    create_hparams,
+    parse_overrides,
+    settings_table,
+)
 from logger import RunLogger
 from loss_function import Tacotron2Loss
 from mel_cache import open_mels
@@ -70,9 +79,12 @@ from validation import validate
 def parse_args() -> argparse.Namespace:
     parser = ArgumentParser(
         description="Train Tacotron 2 with efficient batching.",
-        epilog="The settings and what they mean: hparams.py, or the table in README.md. With "
-        f"--resume, --hparams may change {', '.join(sorted(MAY_CHANGE))}. Any other change makes "
-        "another run: start it from this one's checkpoint by -c, with an -o of its own.",
+        epilog=f"Settings for --hparams, and their defaults:\n\n{settings_table()}\n\n"
+        + textwrap.fill(
+            f"With --resume, --hparams may change {', '.join(sorted(MAY_CHANGE))}. Any other "
+            "change makes another run: start it with -c and a new -o."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add(
