@@ -52,7 +52,7 @@ def cases(draw: st.DrawFn, **fixed: object) -> tuple[list[int], dict]:
     longest = draw(st.sampled_from(LONGEST))
     lengths = draw(st.lists(st.integers(1, longest), min_size=1, max_size=90))
     values = {
-        "strategy": draw(st.sampled_from(STRATEGIES)),
+        "strategy": draw(st.sampled_from(list(STRATEGIES))),
         "batch_size": draw(st.integers(1, 12)),
         "dynamic_batch_size": draw(st.booleans()),
         "batch_randomization": draw(st.booleans()),
@@ -236,7 +236,7 @@ def test_greedy_loop_at_the_ends_of_blocks(n, low, high, capacity):
     longest=st.integers(1, 30),
     share=st.sampled_from([0.001, 0.01, 0.5, 1.0]),
     capacity=st.integers(30, 20_000),
-    strategy=st.sampled_from(STRATEGIES),
+    strategy=st.sampled_from(list(STRATEGIES)),
     seed=st.integers(0, 99),
 )
 def test_greedy_loop_with_tiny_lengths_and_a_share_of_longer_ones(
