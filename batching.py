@@ -49,9 +49,7 @@ def sorted_order(lengths: ndarray, rng: Generator) -> ndarray:
 
 def semi_sorted(lengths: ndarray, rng: Generator, *, lrf: float = 0.1) -> ndarray:
     """SSB (Sec. 2, eq. 2-3): sort by length + uniform noise, ``lrf * (max - min length)`` wide.
-
-    ``lrf=0`` is SB; 1000 is as good as RAND.
-    """
+    ``lrf=0`` is SB; 1000 is as good as RAND."""
     # Lengths are whole numbers, so noise of one unit reorders nothing but ties. Those it
     # shuffles, as the paper does before it sorts (Sec. 5), for SB too.
     shortest, span = int(lengths.min()), int(np.ptp(lengths))
@@ -97,9 +95,7 @@ def buckets(
 
 def alternated(lengths: ndarray, rng: Generator, *, n_bins: int = 58) -> ndarray:
     """ATS (Sec. 3): shuffle, divide into ``n_bins`` equal bins, sort them up and down in turn.
-
-    One bin is SB; one batch per bin is RAND.
-    """
+    One bin is SB; one batch per bin is RAND."""
     order = rng.permutation(len(lengths))
     for b, members in enumerate(np.array_split(order, min(n_bins, len(order)))):
         by_length = np.argsort(lengths[members], kind="stable")
@@ -240,16 +236,15 @@ def plan_batches(
 
 
 def _show_settings(function: Any, settings: Mapping[str, inspect.Parameter]) -> None:
-    """Make help() and notebooks show ``settings`` in place of ``**settings``."""
-    *own, _ = inspect.signature(function).parameters.values()
-    shown = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in settings.values()]
-    function.__signature__ = inspect.Signature([*own, *shown])
+    """Make help() show ``settings`` in place of ``**settings``."""
+    own = dict(inspect.signature(function).parameters)
+    del own["settings"]
+    others = settings.keys() - own.keys() - {"epoch"}  # set_epoch() gives the sampler its epoch
+    shown = [p.replace(kind=p.KEYWORD_ONLY) for name, p in settings.items() if name in others]
+    function.__signature__ = inspect.Signature([*own.values(), *shown])
 
 
 _show_settings(plan_batches, STRATEGY_SETTINGS)
-SETTINGS = dict(inspect.signature(plan_batches).parameters)  # of EpochBatchSampler
-for name in ("lengths", "seed", "epoch"):
-    del SETTINGS[name]
 
 
 def _extend(lengths: ndarray, capacity: int) -> ndarray:
@@ -314,21 +309,15 @@ def _report_too_long(lengths: ndarray, too_long: ndarray, capacity: int, oversiz
     what = f"clip {clip} has length {lengths[clip]}, above capacity={capacity}"
     fix = f"use a capacity of at least {lengths[clip]}, or oversize='alone' or 'drop'"
     _check(oversize != "error", f"{what} ({n} such clips); {fix}")
-    if oversize == "drop":
-        _check(n < len(lengths), f"{what}, and no clip is below it; use a larger capacity")
+    some_left = oversize == "alone" or n < len(lengths)
+    _check(some_left, f"{what}, and so is every other clip; use a larger capacity")
     done = {"alone": "batched alone", "drop": "dropped"}[oversize]
     warnings.warn(f"{n} clips {done}: {what}", stacklevel=3)
 
 
-# Checks
-
-
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Check settings of strategies by their types: an int is 1 or more, a float from 0 to 1e6.
-
-    Raises:
-        TypeError, ValueError: as :func:`plan_batches`.
-    """
+    Raises as :func:`plan_batches`."""
     for name, value in settings.items():
         if name not in STRATEGY_SETTINGS:
             known = list(inspect.signature(plan_batches).parameters)
@@ -370,9 +359,6 @@ def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 def _check(ok: bool, message: str) -> None:
     if not ok:
         raise ValueError(message)
-
-
-# Statistics
 
 
 class BatchStatistics(NamedTuple):
@@ -453,9 +439,6 @@ def solve_randomness(
     return low * step
 
 
-# The sampler
-
-
 class EpochBatchSampler:
     """Batches of indices for ``DataLoader(batch_sampler=...)``; a new plan every epoch.
 
@@ -474,7 +457,7 @@ class EpochBatchSampler:
         self.epoch, self._start = -1, 0
         self.set_epoch(0)
 
-    _show_settings(__init__, SETTINGS)
+    _show_settings(__init__, inspect.signature(plan_batches).parameters)
 
     def set_epoch(self, epoch: int) -> None:
         """Plan ``epoch``. It starts at its first batch, or at the batch that was loaded."""
