@@ -56,6 +56,13 @@ class ArgumentParser(argparse.ArgumentParser):
         raise UserError(f"{message}; --help shows the arguments")
 
 
+def positive(text: str) -> int:
+    """An argument's type: a whole number, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: use a whole number, 1 or more")
+    return int(text)
+
+
 class Stopped(Exception):
     """SIGINT or SIGTERM asked the training to end."""
 
@@ -113,9 +120,15 @@ class StopSignals:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """In this Ctrl-C waits until the end."""
+    """Ctrl-C waits until the end of this; processes that start in it never get it."""
+    received = []
+    handler = signal.signal(signal.SIGINT, lambda *call: received.append(call))
+    # The mask is for the processes. It alone would not do: another thread may get the signal.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if received and callable(handler):
+            handler(*received[0])

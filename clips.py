@@ -5,6 +5,7 @@ Preparation and training share them. A problem is one line: "filelist:line: valu
 
 import os
 import re
+import signal
 import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -353,9 +354,23 @@ def run_parallel(function: Callable[[Clip], Any], clips: Sequence[Clip], name: s
         collate_fn=_identity,
         generator=torch.Generator(),  # its own, so that nothing is drawn from the training's
     )
-    with uninterrupted():  # its processes inherit it: Ctrl-C, which reaches all, is for this one
-        results = iter(loader)
-    yield from progress_bar(results, desc=name, unit="clip", total=len(clips))
+    results = None
+    try:
+        with uninterrupted():  # its processes inherit it: Ctrl-C reaches all, and is for this one
+            results = iter(loader)
+        yield from progress_bar(results, desc=name, unit="clip", total=len(clips))
+    finally:
+        end_workers(results)
+
+
+def end_workers(iterator: Any) -> None:
+    """End the processes of a DataLoader's iterator now, if it has any."""
+    with uninterrupted():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise their end
+        for worker in getattr(iterator, "_workers", ()):  # torch would give each five seconds
+            worker.terminate()
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
 
 
 def _identity(item: object) -> object:

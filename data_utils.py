@@ -20,7 +20,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from batching import EpochBatchSampler, batch_statistics, plan_batches, solve_randomness
 from cli import UserError
-from clips import Clip, Problem, check_samples, read_clips, refuse, report_unknown_characters
+from clips import (
+    Clip,
+    Problem,
+    check_samples,
+    end_workers,
+    read_clips,
+    refuse,
+    report_unknown_characters,
+)
 from hparams import HParams
 from layers import length_mask
 from mel_cache import MelCache, Mels
@@ -312,18 +320,33 @@ def open_loaders(
     lives on for as long as anything refers to it, such as a library that keeps an exception.
     """
     # The thread that pins memory starts CUDA, so the loader that has it is the last to start.
-    val_loader = make_loader(val_set, val_batches, hparams)
+    val_loader = make_loader(val_set, _Batches(val_batches), hparams)
     train_loader = make_loader(
-        train_set, train_batches, hparams, pin_memory=torch.cuda.is_available()
+        train_set, _Batches(train_batches), hparams, pin_memory=torch.cuda.is_available()
     )
     try:
-        if hparams.num_workers:
-            for loader in (val_loader, train_loader):
-                iter(loader)
+        for loader in (val_loader, train_loader):
+            list(loader)
         yield train_loader, val_loader
     finally:
         for loader in (train_loader, val_loader):
-            close_loader(loader)
+            end_workers(loader._iterator)
+
+
+class _Batches:
+    """``batches``, but none the first time: then the processes of a loader only start."""
+
+    def __init__(self, batches: Iterable[list[int]]) -> None:
+        self.batches, self.started = batches, False
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # When the first batch is asked for, since DataLoader calls iter() twice an epoch.
+        if self.started:
+            yield from self.batches
+        self.started = True
 
 
 def make_loader(
@@ -332,8 +355,7 @@ def make_loader(
     hparams: HParams,
     pin_memory: bool = False,
 ) -> DataLoader:
-    """Batches of ``dataset`` in the order of ``batches``; its processes live until
-    :func:`close_loader`."""
+    """Batches of ``dataset`` in the order of ``batches``; its processes live on across epochs."""
     # train.py says so itself when there are more workers than cores.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     return DataLoader(
@@ -351,13 +373,6 @@ def make_loader(
 def _ignore_interrupt(worker: int) -> None:
     """Leave Ctrl-C to the training process, which needs one more batch to end well."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def close_loader(loader: DataLoader) -> None:
-    if loader._iterator is not None:
-        for worker in loader._iterator._workers:  # torch would give each five seconds
-            worker.terminate()
-        loader._iterator._shutdown_workers()
 
 
 def loaded(

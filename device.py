@@ -101,7 +101,8 @@ def use_large_pages() -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that the GPU or the CPU has no memory left."""
     if isinstance(error, RuntimeError):  # torch.OutOfMemoryError, and the CPU's
-        signs = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # cuBLAS's and cuDNN's
+        signs = ["out of memory", "can't allocate memory", "ALLOC_FAILED"]  # cuBLAS's and cuDNN's
+        signs.append("could not create a primitive")  # oneDNN's
         return any(sign in str(error) for sign in signs)
     return isinstance(error, MemoryError)
 

@@ -41,15 +41,16 @@ def making(folder: Path, fix: str = "give another folder") -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path, fix: str = "give another folder", wait: bool = False) -> Iterator[None]:
-    """Make ``folder`` and lock it for this process until it ends, however it ends.
-
-    What killed processes left unfinished there is removed. So is a new folder, after an error
-    that leaves nothing else in it.
+def locked(
+    folder: Path, fix: str = "give another folder", wait: bool = False, unfinished: str = ""
+) -> Iterator[None]:
+    """Make ``folder`` and lock it for this process until it ends, however it ends. An error that
+    leaves nothing in a new folder removes it again.
 
     Args:
         fix: what the user can do other than wait.
         wait: for a process that holds it, instead of raising.
+        unfinished: pattern of files that a killed process may have left, which are removed.
 
     Raises:
         UserError: another process holds it, or it cannot be written or locked.
@@ -59,7 +60,7 @@ def locked(folder: Path, fix: str = "give another folder", wait: bool = False) -
         file.truncate(0)
         file.write(str(os.getpid()).encode())
         file.flush()
-        for part in folder.glob("*.part"):
+        for part in folder.glob(unfinished) if unfinished else ():
             part.unlink()
         try:
             yield

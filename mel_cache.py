@@ -109,7 +109,8 @@ class MelCache:
         Raises:
             UserError: see :func:`open_mels`.
         """
-        with locked(self.folder, "name a folder by mel_cache_dir", wait=True):
+        fix = "name a folder by mel_cache_dir"
+        with locked(self.folder, fix, wait=True, unfinished="*.mels.part"):
             self.scan()  # another run may have computed them meanwhile
             if not (clips := self.missing(clips)):
                 return

@@ -205,6 +205,7 @@ def _measure(
     hparams: HParams, shapes: list[list[tuple[int, int]]], memory_gib: float | None
 ) -> float | None:
     """Peak memory in GiB of steps on batches of clips of (T_in, T_out); None if one fails."""
+    torch.optim.Adam([torch.zeros(1)])  # imports what it needs, before memory is limited
     device = choose_device(hparams)
     if device.type == "cuda":
         if memory_gib:
@@ -212,7 +213,7 @@ def _measure(
             torch.cuda.set_per_process_memory_fraction(min(memory_gib / total, 1.0))
         torch.cuda.reset_peak_memory_stats()
     else:
-        limit = int((memory_gib or _free_memory()) * 2**30)
+        limit = int((memory_gib or free_memory()) * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     try:
         model = Tacotron2(hparams).to(device).train()
@@ -230,7 +231,7 @@ def _measure(
     return peak_memory(device)
 
 
-def _free_memory() -> float:
+def free_memory() -> float:
     """GiB that a new process could take on this computer."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("MemAvailable:"))

@@ -4,8 +4,10 @@ Its published weights load with ``load_state_dict(..., strict=True)``. Decoder s
 from step to step, never kept on a module.
 """
 
+import dataclasses
 import math
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 import decoder_scan
+from checkpoint import load_checkpoint, load_weights, saved_hparams
+from cli import UserError
 from layers import ConvNorm, LinearNorm, draw_mask, dropout, length_mask
 
 
@@ -389,6 +393,7 @@ class Tacotron2(nn.Module):
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
+        self.hparams = hparams
         self.training_dtype = torch.bfloat16 if hparams.precision == "bf16" else None
         self.mask_padding = hparams.mask_padding
         self.gate_threshold = hparams.gate_threshold
@@ -399,6 +404,41 @@ class Tacotron2(nn.Module):
         self.encoder = Encoder(hparams)
         self.decoder = Decoder(hparams)
         self.postnet = Postnet(hparams)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        hparams: Any = None,
+        **changes: Any,
+    ) -> "Tacotron2":
+        """A trained model in evaluation mode, with its settings in ``.hparams``:
+
+            model = Tacotron2.from_checkpoint("runs/first/checkpoint_best.pt")
+
+        Args:
+            path: a checkpoint of train.py, or of NVIDIA's code.
+            hparams: the settings of a checkpoint that holds none, as NVIDIA's:
+                ``create_hparams(preset="nvidia")``.
+            changes: settings to change, such as ``gate_threshold=0.3``.
+
+        Raises:
+            UserError: the file is no checkpoint, holds code or another model's weights, or has no
+                settings and ``hparams`` is not given.
+        """
+        path = Path(path)
+        state = load_checkpoint(path)
+        if "hparams" in state:
+            hparams = saved_hparams(state, path)
+        elif hparams is None:
+            raise UserError(
+                f"{path}: holds no settings; give them, for NVIDIA's checkpoints by "
+                'hparams=create_hparams(preset="nvidia")'
+            )
+        model = cls(dataclasses.replace(hparams, **changes))
+        load_weights(model, state, path)
+        return model.to(device).eval()
 
     def forward(self, batch: Any) -> Output:
         """Teacher forcing.

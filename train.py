@@ -113,7 +113,7 @@ def main() -> None:
     use_large_pages()
     args = parse_args()
     with (
-        locked(args.output_dir, "give another -o"),
+        locked(args.output_dir, "give another -o", unfinished="checkpoint_*.pt.part"),
         making(args.log_dir or args.output_dir),
         ExitStack() as resources,
     ):
@@ -171,6 +171,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         print(mels.report([*train_clips, *val_clips]), flush=True)
     train_set, val_set = MelDataset(train_clips, mels), MelDataset(val_clips, mels)
     val_batches = data_utils.validation_batches(val_clips, hparams)
+    stop = resources.enter_context(StopSignals())
     loaders = data_utils.open_loaders(train_set, sampler, val_set, val_batches, hparams)
     train_loader, val_loader = resources.enter_context(loaders)
 
@@ -234,7 +235,6 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     )
 
     # Loop
-    stop = resources.enter_context(StopSignals())
     try:
         trained_by = {
             "device": name,

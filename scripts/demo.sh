@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The recipe on a small scale, start to end: bash scripts/demo.sh
-# Makes a corpus, trains a reduced model on it with random and with efficient batches, compares.
-# Called again, it redoes only what is missing.
+# The whole recipe on a small scale: bash scripts/demo.sh
+# Makes a corpus, trains a small model on it with random and with efficient batches, and compares
+# the two. Run it again and it picks up where it left off.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 NEEDS=espeakng-loader
 source scripts/venv.sh
 
-echo "== 600 clips of 0.4 to 4 seconds, as varied in length as LJSpeech's"
+echo "== 600 clips of 0.4 to 4 seconds, with LJSpeech's spread of lengths"
 "$PYTHON" scripts/make_demo_corpus.py data/demo --clips 600 --duration_scale 0.4
 [ -f filelists/demo_val.txt ] ||
     "$PYTHON" scripts/prepare_ljspeech.py --corpus data/demo --name demo > /dev/null
@@ -20,7 +20,7 @@ symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn
 attention_dim=32,attention_location_n_filters=8,attention_location_kernel_size=15,\
 decoder_rnn_dim=128,postnet_embedding_dim=128"
 
-echo "(two trainings of a minute or two each; stopped, the same command goes on)"
+echo "(two trainings of a minute or two each; if stopped, run the same command again to resume)"
 echo "== RAND: random batches of 8"
 "$PYTHON" train.py -o runs/demo/RAND --resume --hparams "$settings,\
 batching_strategy=RAND,dynamic_batch_size=False,batch_randomization=False"
@@ -31,12 +31,12 @@ echo
 "$PYTHON" scripts/compare_runs.py runs/demo/RAND runs/demo/SSB-DBS-BR
 cat <<END
 
-(Steps are decoder steps an epoch: what time follows on a GPU. A CPU's follows the padding too.)
+(Steps are decoder steps per epoch. They set the time on a GPU; on a CPU, padding counts too.)
 
 Curves, pictures, audio:   $PYTHON -m tensorboard.main --logdir runs/demo
 Alignment to look at:      runs/demo/SSB-DBS-BR/sample/alignment.png
 Speech to hear:            runs/demo/SSB-DBS-BR/sample/predicted.wav
                            (each frame predicted from the true ones before it)
-Let it speak by itself:    $PYTHON scripts/synthesize.py \\
+Synthesize speech:         $PYTHON scripts/synthesize.py \\
                              -c runs/demo/SSB-DBS-BR/checkpoint_best.pt "Who went home?"
 END

@@ -1,7 +1,10 @@
 """A tiny corpus of tones, a tiny model, and batches of noise."""
 
+import json
 import os
 import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -10,9 +13,11 @@ import pytest
 import soundfile
 import torch
 
+import logger
+import train
+from benchmarks.soak import MODEL
 from data_utils import Batch, Item, collate
 from hparams import HParams, create_hparams
-from scripts.soak import MODEL
 
 # A busy machine is no failure. (Hypothesis knows CI by itself, and is not random there.)
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -57,6 +62,30 @@ def settings(corpus: Path) -> str:
         f"{TINY}data_dir={corpus},training_files={corpus}/train.txt,"
         f"validation_files={corpus}/val.txt,mel_cache_dir={corpus}/cache,batch_size=3,"
     )
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """``run(name, settings, *options)`` trains into tmp_path / name, in this process, and returns
+    the exit status."""
+    monkeypatch.setattr(logger, "render", lambda _: np.zeros((1, 1, 4), np.uint8))  # takes longest
+
+    def run(name: str, settings: str = "", *options: str) -> int:
+        arguments = ["train.py", "-o", str(tmp_path / name), "--hparams", settings, *options]
+        monkeypatch.setattr(sys, "argv", arguments)
+        try:
+            train.main()
+        except SystemExit as end:
+            return end.code
+        return 0
+
+    return run
+
+
+def records(output: Path, event: str = "") -> list[dict]:
+    """The lines of a run's metrics.jsonl, or those of one event."""
+    lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if event in ("", line["event"])]
 
 
 @pytest.fixture

@@ -146,9 +146,10 @@ def test_the_best_is_copied_where_there_are_no_links(tmp_path, monkeypatch):
 def test_a_folder_is_held_by_one_process(tmp_path):
     (tmp_path / "checkpoint_00000001.pt.part").write_bytes(b"of a killed process")
     code = (
-        "import sys\nfrom pathlib import Path\nfrom checkpoint import locked\n"
-        "from hparams import exit_on_user_error\n"
-        "def main():\n    with locked(Path(sys.argv[1])): print('held', flush=True); input()\n"
+        "import sys\nfrom pathlib import Path\nfrom files import locked\n"
+        "from cli import exit_on_user_error\n"
+        "def main():\n    with locked(Path(sys.argv[1]), unfinished='*.part'):\n"
+        "        print('held', flush=True)\n        input()\n"
         "exit_on_user_error(main)"
     )
     command = [sys.executable, "-c", code, tmp_path]
@@ -159,7 +160,7 @@ def test_a_folder_is_held_by_one_process(tmp_path):
         with pytest.raises(UserError) as error, locked(tmp_path):
             pass
         assert str(error.value) == (
-            f"{tmp_path}: in use by process {holder.pid}; wait for its end, or give another -o"
+            f"{tmp_path}: in use by process {holder.pid}; wait for its end, or give another folder"
         )
         holder.kill()
     with locked(tmp_path):  # a killed process holds nothing

@@ -16,12 +16,17 @@ import torch
 from conftest import write_tone
 from hypothesis import strategies as st
 
+import clips as clips_room
 import data_utils
+import mel_cache
 import train
 from cli import UserError
-from data_utils import MelDataset, collate, load_clips, make_loader, open_mels
+from clips import Clip, load_clips, read_wav, report_unknown_characters
+from data_utils import Item, MelDataset, collate, make_loader
 from hparams import create_hparams
 from layers import MelSpectrogram, griffin_lim
+from mel_cache import open_mels
+from text import text_to_sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -106,7 +111,7 @@ print(1024 * (peak_memory(torch.device("cpu")) - before))
 # Filelists and clips
 
 
-def clips_of(corpus, settings: str, line: str | bytes) -> list[data_utils.Clip]:
+def clips_of(corpus, settings: str, line: str | bytes) -> list[Clip]:
     (corpus / "list.txt").write_bytes(line if isinstance(line, bytes) else line.encode())
     return load_clips(f"{corpus}/list.txt", create_hparams(settings))
 
@@ -117,9 +122,9 @@ def test_clips_from_several_lists_with_absolute_and_relative_paths(corpus, setti
     clips = load_clips(f"{corpus}/train.txt+{corpus}/other.txt", hparams)
     assert len(clips) == 9 and clips[0].path == f"{corpus}/0.wav"
     assert clips[8].location == f"{corpus}/other.txt:1"
-    assert clips[8].ids == data_utils.text_to_sequence("doctor tone", ["basic_cleaners"])
+    assert clips[8].ids == text_to_sequence("doctor tone", ["basic_cleaners"])
     for clip in clips:
-        mel = MelSpectrogram(hparams)(torch.from_numpy(data_utils.read_wav(clip.path)))
+        mel = MelSpectrogram(hparams)(torch.from_numpy(read_wav(clip.path)))
         assert mel.shape == (10, clip.n_frames)
 
 
@@ -180,7 +185,7 @@ def test_bad_samples_are_named(corpus, settings, name, message, cache):
     with pytest.raises(UserError) as error:
         open_mels(clips, create_hparams(settings + cache))
     assert str(error.value) == f"{corpus}/list.txt:2: {corpus}/{message}"
-    assert not list(corpus.glob("cache/*"))
+    assert not list(corpus.glob("cache/*.*"))
 
 
 def test_a_clip_of_one_window_is_long_enough(corpus, settings):
@@ -243,7 +248,7 @@ def test_windows_line_ends_and_a_byte_order_mark_are_no_problem(corpus, settings
 
 def test_characters_that_vanish_are_reported_once(settings, capsys):
     texts = [("list:1", "a [bracket]"), ("list:2", "another [one]"), ("list:3", "fine")]
-    data_utils.report_unknown_characters(texts, create_hparams(settings))
+    report_unknown_characters(texts, create_hparams(settings))
     assert capsys.readouterr().out.splitlines() == [
         f"note: list:1: '{character}' (U+{ord(character):04X}) is no symbol: the character is "
         "left out, in 2 texts; mend the text, or add it to text/symbols.py"
@@ -451,7 +456,7 @@ def test_up_to_one_percent_of_bad_clips_can_be_skipped(corpus, settings, capsys,
 def test_every_sample_format_is_scaled_to_one(tmp_path, subtype, step):
     samples = 0.9 * np.sin(np.arange(5000) / 20)
     soundfile.write(tmp_path / "x.wav", samples, 22050, subtype=subtype)
-    read = data_utils.read_wav(str(tmp_path / "x.wav"))
+    read = read_wav(str(tmp_path / "x.wav"))
     assert read.dtype == np.float32
     np.testing.assert_allclose(read, samples, atol=step + 2**-24)
 
@@ -469,7 +474,7 @@ def test_a_file_that_changes_while_training_is_named(corpus, settings, mels, cha
     assert len(next(batches).text) == 2
     path = corpus / "3.wav"
     if hparams.cache_mels:
-        (path,) = (corpus / "cache").iterdir()
+        (path,) = corpus.glob("cache/*.mels")
     content = path.read_bytes()
     path.unlink()
     if change != "removed":
@@ -523,7 +528,7 @@ def test_any_filelist_is_read_or_refused(corpus, settings, content):
 
 
 def cache_files(corpus) -> list[str]:
-    return sorted(os.listdir(corpus / "cache"))
+    return sorted(path.name for path in corpus.glob("cache/*.mels"))
 
 
 def test_cached_and_computed_mels_are_equal(corpus, settings):
@@ -542,7 +547,7 @@ def test_the_cache_is_used_until_anything_it_depends_on_changes(corpus, settings
     open_mels(clips, hparams)
     (first,) = cache_files(corpus)
     with monkeypatch.context() as patch:
-        patch.setattr(data_utils, "_run", lambda *_: pytest.fail("computed again"))
+        patch.setattr(mel_cache, "run_parallel", lambda *_: pytest.fail("computed again"))
         open_mels(reversed(clips), hparams)
         open_mels(clips, create_hparams(settings + "batching_strategy=RAND"))
     open_mels(clips, create_hparams(settings + "mel_fmax=7000"))
@@ -561,12 +566,12 @@ def test_only_clips_that_are_missing_are_computed(corpus, settings, monkeypatch)
     expected = [fresh(clip) for clip in clips]
     computed = []
 
-    def run(jobs, what):
-        computed.append([clip.path for clip in jobs.clips])
-        return real_run(jobs, what)
+    def run(function, clips, name):
+        computed.append([clip.path for clip in clips])
+        return real_run(function, clips, name)
 
-    real_run = data_utils._run
-    monkeypatch.setattr(data_utils, "_run", run)
+    real_run = mel_cache.run_parallel
+    monkeypatch.setattr(mel_cache, "run_parallel", run)
     for some, missing in ((clips[1:5], clips[1:5]), (clips[2:4], []), (clips[:4], clips[:1]),
                           (clips, clips[5:]), (clips[4:], [])):  # fmt: skip
         computed.clear()
@@ -576,7 +581,7 @@ def test_only_clips_that_are_missing_are_computed(corpus, settings, monkeypatch)
             if clip in some:
                 np.testing.assert_array_equal(mels(clip), mel)
     frames = sum(clip.n_frames for clip in clips)
-    assert sum(path.stat().st_size for path in corpus.glob("cache/*")) < 40 * frames + 3000
+    assert sum(path.stat().st_size for path in corpus.glob("cache/*.*")) < 40 * frames + 3000
 
 
 def test_clips_that_are_cached_were_checked(corpus, settings, monkeypatch):
@@ -587,7 +592,9 @@ def test_clips_that_are_cached_were_checked(corpus, settings, monkeypatch):
     train, val = data_utils.load_data(hparams)
     open_mels([*train, *val], hparams)
     read = []
-    monkeypatch.setattr(data_utils, "_run", lambda jobs, _: read.extend(jobs.clips) or ["silent"])
+    monkeypatch.setattr(
+        clips_room, "run_parallel", lambda _, some, __: read.extend(some) or ["silent"] * len(some)
+    )
     assert data_utils.load_data(hparams) == (train, val)
     assert [clip.path for clip in read] == [f"{corpus}/silent.wav"]
 
@@ -610,7 +617,7 @@ def test_two_runs_at_once_compute_each_clip_once(corpus, settings):
         process.join()
     assert [process.exitcode for process in processes] == [0, 0, 0]
     frames = sum(clip.n_frames for clip in clips)
-    assert sum(path.stat().st_size for path in corpus.glob("cache/*")) < 40 * frames + 3000
+    assert sum(path.stat().st_size for path in corpus.glob("cache/*.*")) < 40 * frames + 3000
 
 
 def test_what_a_cache_costs_and_which_files_are_stale(corpus, settings, monkeypatch, capsys):
@@ -624,7 +631,7 @@ def test_what_a_cache_costs_and_which_files_are_stale(corpus, settings, monkeypa
     stale = max(corpus.glob("cache/*.mels"), key=lambda path: path.stat().st_mtime_ns)
     arguments = ["train.py", "-o", str(corpus / "run"), "--hparams", settings + "epochs=1"]
     monkeypatch.setattr(sys, "argv", arguments)
-    before = {path: path.read_bytes() for path in corpus.glob("cache/*")}
+    before = {path: path.read_bytes() for path in corpus.glob("cache/*.*")}
     train.main()
     (line,) = (
         line for line in capsys.readouterr().out.splitlines() if line.startswith("mel cache")
@@ -652,15 +659,14 @@ def test_ctrl_c_while_mels_are_computed_ends_in_one_line(corpus, settings):
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
-    part = corpus / "cache" / "unfinished.part"
-    while not (part.exists() and part.stat().st_size):
+    while not any(part.stat().st_size for part in corpus.glob("cache/*.part")):
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=100)[1] == "interrupted\n" and process.returncode == 130
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
-    assert not list(corpus.glob("cache/*"))
+    assert not list(corpus.glob("cache/*.*"))
 
 
 @pytest.mark.parametrize("content", [b"", b"damaged", "cut", "other type", "header"])
@@ -687,8 +693,12 @@ def test_a_damaged_cache_is_rebuilt(corpus, settings, content):
 
 def test_collate_pads_and_sorts_by_text_length():
     lengths = [(2, 4), (5, 3), (3, 6)]
-    clips = [(torch.full((n,), n), torch.full((m, 10), float(m))) for n, m in lengths]
-    batch = collate(clips)
+    items = [
+        Item(i, torch.full((n,), n), torch.full((m, 10), float(m)))
+        for i, (n, m) in enumerate(lengths)
+    ]
+    batch = collate(items)
+    assert batch.indices == [1, 2, 0]
     assert batch.text.tolist() == [[5, 5, 5, 5, 5], [3, 3, 3, 0, 0], [2, 2, 0, 0, 0]]
     assert batch.text_lengths.tolist() == [5, 3, 2] and batch.mel_lengths.tolist() == [3, 6, 4]
     assert batch.mel.shape == (3, 10, 6) and batch.text.dtype == torch.int64

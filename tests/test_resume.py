@@ -16,18 +16,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import checkpoint
 import data_utils
 import logger
+import memory
 import train
+import validation
+from benchmarks import soak
 from checkpoint import checkpoints, load_checkpoint, load_newest
 from cli import UserError
+from clips import load_clips
 from hparams import create_hparams
 from logger import RunLogger
 from loss_function import Tacotron2Loss
-from scripts import find_batch_capacity, soak
+from scripts import find_batch_capacity
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY_BATCH = "checkpoint_minutes=1e-9,"
@@ -89,13 +93,13 @@ def test_stopped_after_every_batch_it_is_the_same_run(
         "epochs=2,epochs_per_validation=1,largest_first=False"
     )
     assert run(monkeypatch, tmp_path / "whole", settings) == 0
-    step, scores, validated = trainer.Run.step, trainer.alignment_scores, []
+    log, scores, validated = RunLogger.log, validation.alignment_scores, []
 
-    def step_and_stop(*args):
-        loss = step(*args)
-        random.random(), np.random.random()  # what a user's code may draw
-        os.kill(os.getpid(), signal.SIGTERM)
-        return loss
+    def log_and_stop(self, event, *values):
+        log(self, event, *values)
+        if event == "step":
+            random.random(), np.random.random()  # what a user's code may draw
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def stop_once_an_epoch(*args):
         validated.append(len(checkpoints(tmp_path / "broken")))
@@ -104,8 +108,8 @@ def test_stopped_after_every_batch_it_is_the_same_run(
         return scores(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Run, "step", step_and_stop)
-        patch.setattr(trainer, "alignment_scores", stop_once_an_epoch)
+        patch.setattr(RunLogger, "log", log_and_stop)
+        patch.setattr(validation, "alignment_scores", stop_once_an_epoch)
         statuses = [run(patch, tmp_path / "broken", settings, "--resume") for _ in range(20)]
     n_batches = sum(line["n_batches"] for line in records(tmp_path / "whole", "epoch"))
     stops = statuses[: statuses.index(0)]
@@ -124,16 +128,16 @@ def test_all_generators_go_on_where_they_were(tmp_path, settings, monkeypatch):
         return [random.random(), np.random.random(), float(torch.rand(()))]
 
     drawn = []
-    step = trainer.Run.step
+    log = RunLogger.log
 
-    def step_and_draw(*args):
-        loss = step(*args)
-        drawn.append(draw())
-        if stopping:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
+    def log_and_draw(self, event, *values):
+        log(self, event, *values)
+        if event == "step":
+            drawn.append(draw())
+            if stopping:
+                os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(trainer.Run, "step", step_and_draw)
+    monkeypatch.setattr(RunLogger, "log", log_and_draw)
     random.seed(1), np.random.seed(1)
     stopping = False
     run(monkeypatch, tmp_path / "whole", settings + "epochs=1")
@@ -146,18 +150,19 @@ def test_all_generators_go_on_where_they_were(tmp_path, settings, monkeypatch):
 
 
 def test_the_time_of_an_epoch_is_added_up(tmp_path, settings, monkeypatch):
-    step = trainer.Run.step
+    log = RunLogger.log
 
-    def slow_step(*args):
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return step(*args)
+    def log_slowly(self, event, *values):
+        if event == "step":
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGTERM)
+        log(self, event, *values)
 
-    monkeypatch.setattr(trainer.Run, "step", slow_step)
+    monkeypatch.setattr(RunLogger, "log", log_slowly)
     settings += "epochs=1,dynamic_batch_size=False,largest_first=False"
     seconds = []
     while run(monkeypatch, tmp_path / "run", settings, "--resume"):
-        seconds.append(load_newest(tmp_path / "run")[1]["progress"]["seconds"])
+        seconds.append(load_newest(tmp_path / "run")[1]["progress"]["sums"]["seconds"])
     assert [second > 0.3 * (k + 1) for k, second in enumerate(seconds)] == [True] * 3
     (epoch,) = records(tmp_path / "run", "epoch")
     assert epoch["minutes"] * 60 == pytest.approx(seconds[-1]) and epoch["data_wait"] < 1
@@ -186,8 +191,10 @@ def test_deterministic_asks_torch_for_it(tmp_path, settings, monkeypatch):
 def test_checkpoints_by_minutes_and_epochs_and_the_last_k(tmp_path, settings, monkeypatch):
     settings += "epochs=4,epochs_per_validation=9,dynamic_batch_size=False,"
     saved = []
-    save = trainer.save_checkpoint
-    monkeypatch.setattr(trainer, "save_checkpoint", lambda p, s: saved.append(p.name) or save(p, s))
+    save = checkpoint.save_checkpoint
+    monkeypatch.setattr(
+        checkpoint, "save_checkpoint", lambda p, s: saved.append(p.name) or save(p, s)
+    )
     run(monkeypatch, tmp_path / "epochs", settings + "epochs_per_checkpoint=2")
     first = "checkpoint_00000000.pt"
     assert saved == [first, "checkpoint_00000006.pt", "checkpoint_best.pt"]
@@ -213,7 +220,7 @@ def test_killed_between_the_best_checkpoint_and_the_newest_the_best_stays(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "link", die)
+        patch.setattr(checkpoint, "link", die)
         with pytest.raises(KeyboardInterrupt):
             run(patch, tmp_path / "broken", settings)
     assert checkpoints(tmp_path / "broken") == [tmp_path / "broken" / "checkpoint_00000000.pt"]
@@ -293,7 +300,7 @@ def kill(*_: object) -> None:
     raise KeyboardInterrupt  # which nothing here handles
 
 
-@pytest.mark.parametrize("moment", ["try_batches", "step"])
+@pytest.mark.parametrize("moment", [(memory, "try_batches"), (RunLogger, "log")])
 @pytest.mark.parametrize("by_checkpoint", [False, True])
 def test_killed_before_its_first_checkpoint_it_is_resumed_with_its_settings(
     tmp_path, settings, monkeypatch, capsys, moment, by_checkpoint
@@ -306,7 +313,7 @@ def test_killed_before_its_first_checkpoint_it_is_resumed_with_its_settings(
     settings += "epochs=2,lrf=0.5,seed=7"
     run(monkeypatch, tmp_path / "whole", settings, *options)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer.Run, moment, kill)
+        patch.setattr(*moment, kill)
         run(patch, tmp_path / "broken", settings, *options)
     run(monkeypatch, tmp_path / "broken", "", "--resume")
     soak.assert_same_run(tmp_path / "whole", tmp_path / "broken")
@@ -316,7 +323,7 @@ def test_a_run_that_was_killed_before_its_first_step_may_be_started_anew(
     tmp_path, settings, monkeypatch
 ):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer.Run, "try_batches", kill)
+        patch.setattr(memory, "try_batches", kill)
         run(patch, tmp_path / "run", settings + "epochs=2")
     run(monkeypatch, tmp_path / "run", settings + "epochs=1,lrf=0.5")  # killed for its settings
     run(monkeypatch, tmp_path / "other", settings + "epochs=1,lrf=0.5")
@@ -390,12 +397,12 @@ def test_a_validation_that_is_not_finite_is_said(tmp_path, settings, monkeypatch
             return loss if self.training else loss._replace(total=loss.total * float("nan"))
 
     monkeypatch.setattr(train, "Tacotron2Loss", Broken)
-    validate = trainer.validate
+    validate = train.validate
 
     def validate_with(model, loader, loss_function, *args):
         return validate(model, loader, loss_function.eval(), *args)
 
-    monkeypatch.setattr(trainer, "validate", validate_with)
+    monkeypatch.setattr(train, "validate", validate_with)
     run(monkeypatch, tmp_path / "run", settings + "epochs=1")
     assert re.search(r"warning: validation loss nan in \S+val\.txt:\d, ", capsys.readouterr().out)
 
@@ -404,7 +411,7 @@ def test_a_validation_that_is_not_finite_is_said(tmp_path, settings, monkeypatch
 
 SCRIPT = """
 import os, signal, sys, threading, time
-import data_utils, train, trainer
+import data_utils, train
 from cli import exit_on_user_error
 
 kept = []  # exceptions, as some libraries keep them
@@ -430,11 +437,11 @@ train.MelDataset = Clips
 signal.signal(signal.SIGUSR1, lambda *_: print("waiting", flush=True))
 what = sys.argv.pop(1)
 if what == "end":
-    trainer.RunLogger.log_samples = keep
+    train.RunLogger.log_samples = keep
 if what == "sample":
-    trainer.RunLogger.log_samples = fail
+    train.RunLogger.log_samples = fail
 if what == "step":
-    trainer.Run.step = fail
+    train.RunLogger.log = fail
 exit_on_user_error(train.main)
 """
 
@@ -470,14 +477,14 @@ def test_the_process_ends_with_its_last_line(tmp_path, settings, what, status):
 
 
 def test_a_signal_after_the_validation_leaves_out_its_sample(tmp_path, settings, monkeypatch):
-    save = trainer.Run.save
+    save = checkpoint.save
 
-    def save_and_stop(self, is_best=False):
+    def save_and_stop(folder, step, state, is_best, n_kept):
         if is_best:
             os.kill(os.getpid(), signal.SIGINT)
-        return save(self, is_best)
+        return save(folder, step, state, is_best, n_kept)
 
-    monkeypatch.setattr(trainer.Run, "save", save_and_stop)
+    monkeypatch.setattr(checkpoint, "save", save_and_stop)
     assert run(monkeypatch, tmp_path / "run", settings + "epochs=1") == 130
     assert not list((tmp_path / "run" / "sample").iterdir())
     assert load_newest(tmp_path / "run")[1]["progress"]["epoch"] == 1
@@ -539,8 +546,10 @@ def test_a_loader_process_that_is_killed_is_said(tmp_path, settings):
     workers = settings.replace("num_workers=0", "num_workers=1")
     process = start(output, workers + "epochs=5000")
     wait_for(process, output, b'"step": 3,')
-    (worker,) = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()
-    os.kill(int(worker), signal.SIGKILL)
+    workers = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()
+    assert len(workers) == 2  # of training and of validation
+    for worker in workers:
+        os.kill(int(worker), signal.SIGKILL)
     _, errors = finish(process, 2)
     assert errors == (
         "error: a loader process was killed, perhaps for want of memory; --resume, with a smaller "
@@ -663,11 +672,12 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_clips_are_named(
     assert [line["loss"] for line in bad] == ["nan", "inf", "nan", "inf", "nan"]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     hparams = create_hparams(settings)
-    clips = data_utils.load_clips(hparams.training_files, hparams)
+    clips = load_clips(hparams.training_files, hparams)
     sampler = data_utils.training_sampler(clips, hparams)
     for line in bad:
         sampler.set_epoch(line["epoch"])
-        assert line["clips"] == [clips[i].location for i in sampler.plan[line["batch"]]]
+        expected = {clips[i].location for i in sampler.plan[line["batch"]]}
+        assert set(line["clips"]) == expected and len(line["clips"]) == len(expected)
     printed = capsys.readouterr().out
     assert (
         f"warning: epoch 0, batch 2: loss nan, gradient nan, in {', '.join(bad[0]['clips'])}: step "
@@ -715,7 +725,7 @@ def test_attention_that_collapses_is_said(tmp_path, settings, monkeypatch, capsy
     def score(alignment, *_):
         return torch.full((len(alignment),), now), torch.zeros(len(alignment))
 
-    validate = trainer.validate
+    validate = train.validate
 
     def validate_next(*args):
         nonlocal now
@@ -723,8 +733,8 @@ def test_attention_that_collapses_is_said(tmp_path, settings, monkeypatch, capsy
         return validate(*args)
 
     now = 0.0
-    monkeypatch.setattr(trainer, "alignment_scores", score)
-    monkeypatch.setattr(trainer, "validate", validate_next)
+    monkeypatch.setattr(validation, "alignment_scores", score)
+    monkeypatch.setattr(train, "validate", validate_next)
     for epochs in (4, 5):  # the best is remembered by a checkpoint
         change = f"epochs={epochs},epochs_per_validation=1"
         run(monkeypatch, tmp_path / "run", settings + change, "--resume")
@@ -743,9 +753,9 @@ def test_attention_that_collapses_is_said(tmp_path, settings, monkeypatch, capsy
 @pytest.mark.parametrize("strategy", ["RAND", "SSB", "BKT"])
 def test_the_largest_batches_of_a_run_are_found(corpus, settings, strategy):
     hparams = create_hparams(settings + f"batching_strategy={strategy},bucket_size=6")
-    clips = data_utils.load_clips(hparams.training_files, hparams)
+    clips = load_clips(hparams.training_files, hparams)
     sampler = data_utils.training_sampler(clips, hparams)
-    found = data_utils.largest_batches(clips, sampler, range(3, 9))
+    found = memory.largest_batches(clips, sampler, range(3, 9))
     assert 1 <= len(found) <= 3
 
     def sizes(batch: list[int]) -> np.ndarray:
@@ -764,7 +774,7 @@ def test_the_largest_batches_of_a_run_are_found(corpus, settings, strategy):
 def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(
     tmp_path, settings, monkeypatch
 ):
-    fits = trainer.Run.fits
+    fits = memory.fits
 
     def fits_and_stop(*args):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -772,7 +782,7 @@ def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(
 
     run(monkeypatch, tmp_path / "whole", settings + "epochs=1,largest_first=False")
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Run, "fits", fits_and_stop)
+        patch.setattr(memory, "fits", fits_and_stop)
         assert run(patch, tmp_path / "broken", settings + "epochs=1", "--resume") == 143
     assert load_newest(tmp_path / "broken")[1]["progress"]["step"] == 0
     assert run(monkeypatch, tmp_path / "broken", settings + "epochs=1", "--resume") == 0
@@ -815,7 +825,7 @@ def test_out_of_memory_anywhere_is_one_line(tmp_path, settings, monkeypatch, whe
     def full(*_):
         raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
 
-    monkeypatch.setattr(train if where == "Tacotron2" else trainer, where, full)
+    monkeypatch.setattr(train, where, full)
     with pytest.raises(UserError, match=r"^out of memory; let less else run there, then --resume"):
         run(monkeypatch, tmp_path / "run", settings + "epochs=1")
 
@@ -824,7 +834,7 @@ def test_out_of_memory_anywhere_is_one_line(tmp_path, settings, monkeypatch, whe
 def test_the_memory_of_a_cpu_ends_as_a_gpus_does(tmp_path, settings):
     """800 MiB more than the imports take, which 60 M parameters with moments do not fit."""
     limited = (
-        "import resource, train; from hparams import exit_on_user_error\n"
+        "import resource, train; from cli import exit_on_user_error\n"
         "pages = int(open('/proc/self/statm').read().split()[5])  # a CUDA build has more\n"
         "limit = pages * resource.getpagesize() + 800 * 2**20\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"
@@ -860,11 +870,11 @@ def test_find_batch_capacity_tries_until_all_fits_or_nothing_does(settings):
 def test_find_batch_capacity_finds_the_most(settings, monkeypatch, capsys, most):
     tried = []
 
-    def try_capacity(capacity, *_):
+    def capacity_fits(capacity, *_):
         tried.append(capacity)
-        return 1.0 if capacity <= most else None
+        return capacity <= most
 
-    monkeypatch.setattr(find_batch_capacity, "try_capacity", try_capacity)
+    monkeypatch.setattr(memory, "_capacity_fits", capacity_fits)
     settings += "hop_length=220"  # of 50 frames at most
     monkeypatch.setattr(sys, "argv", ["find_batch_capacity.py", "--hparams", settings])
     if most < 50:

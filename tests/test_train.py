@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainer import validate
 
 import logger
 import train
 from checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from cli import StopSignals, UserError
-from data_utils import MelDataset, load_clips, make_loader, open_mels, validation_batches
+from clips import load_clips
+from data_utils import MelDataset, make_loader, validation_batches
 from device import choose_device, device_name
 from hparams import MAY_CHANGE, create_hparams
-from logger import alignment_scores
-from loss_function import Tacotron2Loss
+from loss_function import Tacotron2Loss, alignment_scores
+from mel_cache import open_mels
 from model import Attention, Tacotron2
+from validation import validate
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -136,7 +137,7 @@ def test_validation_losses_are_means_over_what_each_averages(tmp_path, settings,
         (clip,) = (clip for clip in clips if clip.text == sample.text)
         assert sample.mel.shape == (10, clip.n_frames)
         assert sample.alignment.shape == (clip.n_frames, len(clip.ids))
-        torch.testing.assert_close(sample.mel, dataset[clips.index(clip)][1].T)
+        torch.testing.assert_close(sample.mel, dataset[clips.index(clip)].mel.T)
     for few, many in ((1, 2), (2, 4)):
         for name in ("masked_loss", "diagonality", "focus"):
             # Nearly: convolutions see how far a text is padded, as in NVIDIA's code.
@@ -427,7 +428,7 @@ def test_the_decoder_may_change_when_a_run_is_resumed(tmp_path, settings, monkey
 
 def test_an_output_folder_that_cannot_be_written_is_named(tmp_path, settings, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file/run: cannot be written .*; give another folder"):
+    with pytest.raises(UserError, match=r"file/run: cannot be written .*; give another -o"):
         run(monkeypatch, tmp_path / "file" / "run", settings)
 
 

@@ -1,13 +1,11 @@
 """Time the planning of an epoch, beside a plain Python version of it.
 
-    python scripts/bench_batching.py
-    python scripts/bench_batching.py --sizes 10480 --repeats 101 --json bench.json
+    python benchmarks/bench_batching.py
+    python benchmarks/bench_batching.py --sizes 10480 --repeats 101 --json bench.json
 
-A plan is a call of :func:`batching.plan_batches` with batch randomisation, from a NumPy array
-of lengths. The reference is SSB as one would write it down: sort the lengths with noise added,
-go through them with a Python loop that closes each batch when it is full, and shuffle the
-batches. Each repeat times the reference and every plan once, so that a busy moment of the
-machine falls on all alike.
+A plan is a call of :func:`batching.plan_batches` with batch randomisation. The plain version is
+SSB as one would write it down: sort the lengths with noise added, fill batches in a Python loop,
+and shuffle them. The README's "times as fast" are from here.
 """
 
 import itertools
@@ -24,14 +22,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import STRATEGIES, plan_batches
 from cli import ArgumentParser, UserError, exit_on_user_error
-from scripts.plot_batching import LJSPEECH_LENGTHS, read_lengths
+from files import make_folder
+from scripts.lengths import LJSPEECH_LENGTHS, read_lengths
 
 SIZES = (10_480, 1_000_000, 10_000_000)
 BATCH_SIZE, LRF = 16, 0.1
 
 
 def plain(lengths: np.ndarray, dynamic: bool, seed: int) -> list[list[int]]:
-    """The reference: SSB-BR or SSB-DBS-BR as batches of indices."""
+    """The plain version: SSB-BR or SSB-DBS-BR as batches of indices."""
     noise = np.random.default_rng(seed).uniform(-0.5, 0.5, len(lengths))
     width = (lengths.max() - lengths.min()) * LRF
     order = np.argsort(lengths + noise * width)
@@ -48,38 +47,32 @@ def plain(lengths: np.ndarray, dynamic: bool, seed: int) -> list[list[int]]:
     return batches
 
 
-def seconds(lengths: np.ndarray, strategy: str, dynamic: bool, epoch: int) -> float:
-    """Time of one plan; strategy "plain" is the reference."""
-    start = time.perf_counter()
-    if strategy == "plain":
-        plain(lengths, dynamic, epoch)
-    else:
-        plan_batches(lengths, strategy, BATCH_SIZE, dynamic, lrf=LRF, epoch=epoch)
-    return time.perf_counter() - start
-
-
 def measure(lengths: np.ndarray, repeats: int) -> list[dict]:
-    """One row for every strategy, with fixed and with dynamic batches."""
-    kinds = list(itertools.product(STRATEGIES, (False, True)))
-    times = {kind: [] for kind in [("plain", False), ("plain", True), *kinds]}
+    """A row for each strategy, without and with DBS; all take turns, so that a busy moment of the
+    machine slows all alike."""
+    kinds = list(itertools.product((*STRATEGIES, "plain"), (False, True)))
+    seconds = {kind: [] for kind in kinds}
     for epoch in range(repeats + 1):
-        for kind, of_kind in times.items():
-            taken = seconds(lengths, *kind, epoch)
-            if epoch:  # the first round warms up
-                of_kind.append(taken)
+        for strategy, dynamic in kinds:
+            start = time.perf_counter()
+            if strategy == "plain":
+                plain(lengths, dynamic, epoch)
+            else:
+                plan_batches(lengths, strategy, BATCH_SIZE, dynamic, lrf=LRF, epoch=epoch)
+            seconds[strategy, dynamic].append(time.perf_counter() - start)
     rows = []
-    for strategy, dynamic in kinds:
-        median = float(np.median(times[strategy, dynamic]))
-        reference = float(np.median(times["plain", dynamic]))
+    for strategy, dynamic in kinds[:-2]:
+        times, plain_times = seconds[strategy, dynamic][1:], seconds["plain", dynamic][1:]
+        median, plain_median = float(np.median(times)), float(np.median(plain_times))
         rows.append(
             {
                 "n_lengths": len(lengths),
                 "batching": strategy + "-DBS" * dynamic + "-BR",
                 "median_seconds": median,
-                "reference_median_seconds": reference,
-                "ratio": reference / median,
-                "seconds": times[strategy, dynamic],
-                "reference_seconds": times["plain", dynamic],
+                "reference_median_seconds": plain_median,
+                "ratio": plain_median / median,
+                "seconds": times,
+                "reference_seconds": plain_times,
             }
         )
     return rows
@@ -90,28 +83,23 @@ def main() -> None:
         description="Time the planning of an epoch for every strategy, with fixed and dynamic "
         "batches of 16, beside a plain version: sort, Python loop, shuffle."
     )
-    parser.add_argument(
-        "--sizes", type=int, nargs="+", default=SIZES, metavar="N",
-        help=f"numbers of lengths (default: {' '.join(map(str, SIZES))})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--repeats", type=int, default=5, metavar="N",
-        help="medians are over N timings, over 10 N below 100,000 lengths (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--lengths", type=Path, metavar="FILE",
-        help="draw from these lengths, text or CSV, and not from LJSpeech's",
-    )  # fmt: skip
-    parser.add_argument("--column", metavar="NAME", help="column of a CSV file of lengths")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every timing")
+    add = parser.add_argument
+    sizes = f"numbers of lengths (default: {' '.join(map(str, SIZES))})"
+    add("--sizes", type=int, nargs="+", default=SIZES, metavar="N", help=sizes)
+    repeats = "timings per median; 10 N below 100,000 lengths (default: %(default)s)"
+    add("--repeats", type=int, default=5, metavar="N", help=repeats)
+    source = "draw from these lengths, text or CSV (default: LJSpeech's)"
+    add("--lengths", type=Path, metavar="FILE", help=source)
+    add("--column", metavar="NAME", help="column of a CSV file of lengths")
+    add("--json", type=Path, metavar="FILE", help="write every timing")
     args = parser.parse_args()
     for name, values in (("sizes", args.sizes), ("repeats", [args.repeats])):
         if min(values) < 1:
             raise UserError(f"--{name} {min(values)}: use 1 or more")
     if args.column is not None and args.lengths is None:
         raise UserError(f"--column {args.column}: goes with --lengths only; leave it out")
-    if args.json is not None and not args.json.parent.is_dir():
-        raise UserError(f"--json {args.json}: there is no such folder; create it first")
+    if args.json is not None:
+        make_folder(args.json.parent)
     given = read_lengths(args.lengths or LJSPEECH_LENGTHS, args.column)
 
     python, processor = platform.python_version(), platform.machine()
@@ -123,11 +111,8 @@ def main() -> None:
         lengths = np.random.default_rng([0, 1]).choice(given, size)
         for row in measure(lengths, args.repeats * (10 if size < 100_000 else 1)):
             plan, reference = 1e3 * row["median_seconds"], 1e3 * row["reference_median_seconds"]
-            print(
-                f"| {size:,} | {row['batching']} | {plan:,.2f} | {reference:,.2f} "
-                f"| {row['ratio']:.1f} |",
-                flush=True,
-            )
+            cells = f"| {size:,} | {row['batching']} | {plan:,.2f} | {reference:,.2f} "
+            print(f"{cells}| {row['ratio']:.1f} |", flush=True)
             rows.append(row)
     if args.json:
         numbers = {"python": python, "numpy": np.__version__, "machine": processor, "rows": rows}
