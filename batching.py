@@ -195,9 +195,7 @@ def plan_batches(
         _check_count("capacity", capacity)
         _check(dynamic_batch_size, f"capacity={capacity}: set dynamic_batch_size=True too")
     full_size = not (drop_last and dynamic_batch_size)
-    _check(
-        full_size, "drop_last=True: dynamic batches differ in size; set dynamic_batch_size=False"
-    )
+    _check(full_size, "drop_last=True: set dynamic_batch_size=False; dynamic ones vary in size")
     check_settings(settings)
 
     clips, too_long = None, ()  # clips: those to batch; None: all
@@ -209,6 +207,7 @@ def plan_batches(
             lengths = lengths[clips]
 
     # Not default_rng(seed + epoch): lengths drawn from that would be sorted by their own noise.
+    # Another number than 5 would do, but give other plans.
     rng = np.random.default_rng((seed + epoch, 5))
     own = {k: v for k, v in settings.items() if k in (STRATEGIES[strategy].__kwdefaults__ or ())}
     order, bucket_ends = STRATEGIES[strategy](lengths, rng, **own), [len(lengths)]
@@ -298,8 +297,11 @@ def _shuffle_batches(order: ndarray, ends: ndarray, rng: Generator) -> tuple[nda
     shuffled = rng.permutation(len(ends))
     starts, sizes = (ends - sizes)[shuffled], sizes[shuffled]
     ends = np.cumsum(sizes)
-    position = np.repeat(starts - (ends - sizes), sizes)  # from new to old positions
-    position += np.arange(len(order))
+    # A clip was one position after the clip before it, except at the start of a batch.
+    position = np.ones(len(order), np.int64)
+    position[0] = starts[0]
+    position[ends[:-1]] = starts[1:] - starts[:-1] - sizes[:-1] + 1
+    np.cumsum(position, out=position)
     return order.take(position), ends
 
 
