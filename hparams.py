@@ -13,6 +13,7 @@ import difflib
 import inspect
 import re
 
+import batching
 from cli import UserError
 
 
@@ -102,7 +103,7 @@ class HParams:
         positive = [
             "epochs", "epochs_per_validation", "epochs_per_checkpoint", "sampling_rate",
             "filter_length", "hop_length", "win_length", "n_mel_channels", "batch_size",
-            "bucket_size", "n_buckets", "n_bins", "n_symbols", "symbols_embedding_dim",
+            "n_symbols", "symbols_embedding_dim",
             "encoder_n_convolutions", "encoder_kernel_size", "encoder_embedding_dim",
             "prenet_dim", "attention_rnn_dim", "attention_dim", "attention_location_n_filters",
             "attention_location_kernel_size", "decoder_rnn_dim", "postnet_embedding_dim",
@@ -111,7 +112,7 @@ class HParams:
             "max_bad_steps", "max_text_length",
         ]  # fmt: skip
         not_negative = [
-            "seed", "num_workers", "lrf", "batch_capacity", "batch_capacity_seconds", "mel_fmin",
+            "seed", "num_workers", "batch_capacity", "batch_capacity_seconds", "mel_fmin",
             "weight_decay", "guided_attention_weight", "checkpoint_minutes",
         ]  # fmt: skip
         for field in dataclasses.fields(self):
@@ -135,10 +136,13 @@ class HParams:
             ("decoder", ("scan", "graph", "reference")),
             ("precision", ("fp32", "tf32", "bf16")),
             ("on_bad_clip", ("error", "skip")),
-            ("batching_strategy", ("RAND", "SB", "SSB", "BKT", "ATS")),
-            ("bucket_edges", ("size", "uniform", "quantile")),
+            ("batching_strategy", batching.STRATEGIES),
         ):
             self._require(name, getattr(self, name) in choices, f"use one of {', '.join(choices)}")
+        try:
+            batching.check_settings({n: getattr(self, n) for n in batching.STRATEGY_SETTINGS})
+        except ValueError as error:
+            raise UserError(f"setting {error}") from None
         self._require(
             "encoder_embedding_dim",
             self.encoder_embedding_dim % 2 == 0,
