@@ -15,11 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
-import torch
-from torch.utils.data import DataLoader, Dataset
 
 from cli import UserError, progress_bar, uninterrupted
-from device import n_cores
 from hparams import HParams
 from text import symbols, text_to_sequence, unknown_characters
 
@@ -109,30 +106,28 @@ def read_clips(filelists: str, hparams: HParams) -> tuple[list[Clip], list[Probl
         twice = next(name for name, file in zip(names, files, strict=True) if files.count(file) > 1)
         raise UserError(f"filelist '{twice}': is named twice in {filelists}; keep one")
 
-    clips, problems, locations = [], [], {}  # locations: by wav file
+    lines = []
     for name in names:
-        lines, third_fields = read_lines(name), []
-        for number, line in enumerate(progress_bar(lines, name, unit="clip", leave=False), 1):
-            if not line.strip():
-                continue
-            location = f"{name}:{number}"
-            if line.count("|") == 2:
-                line, _, field = line.rpartition("|")
-                third_fields.append((location, field.strip()))
-            try:
-                clip = _parse_line(line, location, hparams)
-                if (other := locations.setdefault(clip.stamp[2:], location)) != location:
-                    raise UserError(f"{clip.path} is on {other} too; keep one")
-                clips.append(clip)
-            except UserError as error:
-                problems.append(Problem(location, str(error)))
-        if third_fields:
-            (location, field), n_lines = third_fields[0], sum(bool(line.strip()) for line in lines)
+        numbered = numbered_lines(name)
+        with_third = [(location, line) for location, line in numbered if line.count("|") == 2]
+        if with_third:
+            location, line = with_third[0]
             print(
-                f"note: {location}: the third field, {field!r}, is not used (as in "
-                f"{len(third_fields):,} of {n_lines:,} lines)"
+                f"note: {location}: the third field, {line.split('|')[2].strip()!r}, is not used "
+                f"(as in {len(with_third):,} of {len(numbered):,} lines)"
             )
-    return clips, problems
+        lines += numbered
+    return check_lines(lines, _split_line, hparams)
+
+
+def _split_line(line: str) -> tuple[str, str]:
+    if line.count("|") == 2:
+        line = line.rpartition("|")[0]
+    path, bar, text = line.partition("|")
+    path, text = path.strip(), text.strip()
+    if not bar or not path or "|" in text or "\0" in line:
+        raise UserError(f"{line.strip()!r} is not path|text; write a path, one |, and the text")
+    return path, text
 
 
 def read_lines(filelist: str) -> list[str]:
@@ -152,13 +147,37 @@ def read_lines(filelist: str) -> list[str]:
     return content.decode("utf-8", "surrogateescape").split("\n")
 
 
-def _parse_line(line: str, location: str, hparams: HParams) -> Clip:
-    if wrong := re.search("[\udc80-\udcff]", line):
-        raise UserError(f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8; save as UTF-8")
-    path, bar, text = line.partition("|")
-    path, text = path.strip(), text.strip()
-    if not bar or not path or "|" in text or "\0" in line:
-        raise UserError(f"{line.strip()!r} is not path|text; write a path, one |, and the text")
+def numbered_lines(filelist: str) -> list[tuple[str, str]]:
+    """Pairs of (location, line) of all lines of a filelist but the empty ones."""
+    lines = enumerate(read_lines(filelist), start=1)
+    return [(f"{filelist}:{number}", line) for number, line in lines if line.strip()]
+
+
+def check_lines(
+    lines: Sequence[tuple[str, str]], split: Callable[[str], tuple[str, str]], hparams: HParams
+) -> tuple[list[Clip], list[Problem]]:
+    """The clips of ``lines``, and the problems of the lines that give none.
+
+    Args:
+        lines: pairs of (location, line).
+        split: path and text of a line; the path is relative to ``hparams.data_dir``. Raises
+            UserError.
+    """
+    clips, problems, locations = [], [], {}  # locations: by wav file
+    for location, line in progress_bar(lines, "checking lines", unit="clip", leave=False):
+        try:
+            if wrong := re.search("[\udc80-\udcff]", line):
+                raise UserError(f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8; save as UTF-8")
+            clip = _check_clip(*split(line), location, hparams)
+            if (other := locations.setdefault(clip.stamp[2:], location)) != location:
+                raise UserError(f"{clip.path} is on {other} too; keep one")
+            clips.append(clip)
+        except UserError as error:
+            problems.append(Problem(location, str(error)))
+    return clips, problems
+
+
+def _check_clip(path: str, text: str, location: str, hparams: HParams) -> Clip:
     path = os.path.normpath(os.path.join(hparams.data_dir, path))
     problems = []
     try:
@@ -330,7 +349,9 @@ def _has_samples(clip: Clip, hparams: HParams) -> bool:
     return len(read_samples(clip, hparams)) > 0
 
 
-class _Calls(Dataset):
+class _Calls:
+    """A dataset of the results of ``function``."""
+
     def __init__(self, function: Callable[[Clip], Any], clips: Sequence[Clip]) -> None:
         self.function, self.clips = function, clips
 
@@ -347,6 +368,12 @@ class _Calls(Dataset):
 def run_parallel(function: Callable[[Clip], Any], clips: Sequence[Clip], name: str) -> Iterator:
     """``function(clip)`` of all clips in order, on all cores; the message of a UserError instead,
     where it raises one."""
+    # Imported here, so that programs that read no samples start without torch.
+    import torch
+    from torch.utils.data import DataLoader
+
+    from device import n_cores
+
     loader = DataLoader(
         _Calls(function, clips),
         batch_size=None,

@@ -4,6 +4,7 @@ filelists --load_data--> clips --open_mels--> mels --MelDataset, collate--> Batc
 """
 
 import hashlib
+import inspect
 import json
 import math
 import signal
@@ -164,19 +165,13 @@ def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampl
             f"setting batch_size={hparams.batch_size}: {hparams.training_files} has {len(clips)} "
             f"clips; use at most {len(clips)}"
         )
+    names = inspect.signature(EpochBatchSampler).parameters
+    settings = {name: getattr(hparams, name) for name in names if hasattr(hparams, name)}
     return EpochBatchSampler(
         [clip.n_frames for clip in clips],
-        seed=hparams.seed,
         strategy=hparams.batching_strategy,
-        batch_size=hparams.batch_size,
-        dynamic_batch_size=hparams.dynamic_batch_size,
-        batch_randomization=hparams.batch_randomization,
-        lrf=hparams.lrf,
-        bucket_size=hparams.bucket_size,
-        bucket_edges=hparams.bucket_edges,
-        n_buckets=hparams.n_buckets,
-        n_bins=hparams.n_bins,
         capacity=batch_capacity(hparams),
+        **settings,
     )
 
 

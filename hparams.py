@@ -10,8 +10,10 @@ strategies", Interspeech 2021).
 import ast
 import dataclasses
 import difflib
+import inspect
 import re
 
+import batching
 from cli import UserError
 
 
@@ -101,7 +103,7 @@ class HParams:
         positive = [
             "epochs", "epochs_per_validation", "epochs_per_checkpoint", "sampling_rate",
             "filter_length", "hop_length", "win_length", "n_mel_channels", "batch_size",
-            "bucket_size", "n_buckets", "n_bins", "n_symbols", "symbols_embedding_dim",
+            "n_symbols", "symbols_embedding_dim",
             "encoder_n_convolutions", "encoder_kernel_size", "encoder_embedding_dim",
             "prenet_dim", "attention_rnn_dim", "attention_dim", "attention_location_n_filters",
             "attention_location_kernel_size", "decoder_rnn_dim", "postnet_embedding_dim",
@@ -110,7 +112,7 @@ class HParams:
             "max_bad_steps", "max_text_length",
         ]  # fmt: skip
         not_negative = [
-            "seed", "num_workers", "lrf", "batch_capacity", "batch_capacity_seconds", "mel_fmin",
+            "seed", "num_workers", "batch_capacity", "batch_capacity_seconds", "mel_fmin",
             "weight_decay", "guided_attention_weight", "checkpoint_minutes",
         ]  # fmt: skip
         for field in dataclasses.fields(self):
@@ -134,10 +136,13 @@ class HParams:
             ("decoder", ("scan", "graph", "reference")),
             ("precision", ("fp32", "tf32", "bf16")),
             ("on_bad_clip", ("error", "skip")),
-            ("batching_strategy", ("RAND", "SB", "SSB", "BKT", "ATS")),
-            ("bucket_edges", ("size", "uniform", "quantile")),
+            ("batching_strategy", batching.STRATEGIES),
         ):
             self._require(name, getattr(self, name) in choices, f"use one of {', '.join(choices)}")
+        try:
+            batching.check_settings({n: getattr(self, n) for n in batching.STRATEGY_SETTINGS})
+        except ValueError as error:
+            raise UserError(f"setting {error}") from None
         self._require(
             "encoder_embedding_dim",
             self.encoder_embedding_dim % 2 == 0,
@@ -234,6 +239,18 @@ def create_hparams(
     return HParams(**(values | PRESETS.get(preset, {}) | parse_overrides(overrides)))
 
 
+def settings_table() -> str:
+    """The settings by topic, a line each: name, default and the comment of its field."""
+    lines = []
+    for line in inspect.getsource(HParams).partition("def ")[0].splitlines():
+        if setting := re.fullmatch(r"    (\w+): .+? = (.+?)  # (.+)", line):
+            name, default, meaning = setting.groups()
+            lines.append(f"  {name + '=' + default:<38} {meaning}")
+        elif topic := re.fullmatch(r"    # (.+)", line):
+            lines += ["", f"{topic[1]}:"]
+    return "\n".join(lines).strip()
+
+
 def parse_overrides(overrides: str) -> dict[str, object]:
     """The settings named in ``overrides`` (see :func:`create_hparams`) and their values.
 
@@ -250,7 +267,7 @@ def parse_overrides(overrides: str) -> dict[str, object]:
             raise UserError(f"--hparams: '{pair.strip()}' is not name=value; separate with commas")
         if name not in fields:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else "README.md lists the settings"
+            hint = f"did you mean '{near[0]}'?" if near else "train.py --help lists the settings"
             if name in NVIDIA_ONLY:
                 hint = f"NVIDIA's has it; {NVIDIA_ONLY[name]}"
             raise UserError(f"--hparams: unknown setting '{name}'; {hint}")

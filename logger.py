@@ -136,25 +136,6 @@ def _quiet(hook: Callable[[Any], None]) -> Callable[[Any], None]:
     return report
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a ``metrics.jsonl``, without a last line that is still being written.
-
-    Raises:
-        UserError: the file is missing, or is not a metrics.jsonl.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-        records = [json.loads(line) for line in lines]
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{path}: cannot be read ({reason}); name an output of train.py") from None
-    if not all(
-        isinstance(record, dict) and {"event", "epoch"} <= set(record) for record in records
-    ):
-        raise UserError(f"{path}: not what train.py writes; name an output of train.py")
-    return records
-
-
 # Figures, by matplotlib's object interface: no global state, no display
 
 

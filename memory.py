@@ -1,5 +1,5 @@
-"""Does a run fit the memory? Its largest batches are tried before it starts, and the largest batch
-capacity can be searched for."""
+"""Whether a run fits in memory: its largest batches are tried before it starts, and
+scripts/find_batch_capacity.py searches for the largest batch capacity that fits."""
 
 import dataclasses
 import multiprocessing
@@ -27,11 +27,11 @@ from model import Tacotron2
 def largest_batches(
     clips: Sequence[Clip], sampler: EpochBatchSampler, epochs: Iterable[int]
 ) -> list[list[int]]:
-    """The batches of ``epochs`` that need most memory: the largest padded mels, the largest
-    padded texts, and the largest alignments, once each. Leaves ``sampler`` at the last epoch.
+    """The batches of ``epochs`` that need the most memory: those with the largest padded mels,
+    padded texts, and alignments, without duplicates. Leaves ``sampler`` at the last epoch.
     """
     texts = np.array([len(clip.ids) for clip in clips])
-    largest = [(0, ())] * 3  # size and indices
+    largest = [(0, ())] * 3  # of mels, texts and alignments: size, and indices of clips
     for epoch in epochs:
         sampler.set_epoch(epoch)
         plan = sampler.plan
@@ -41,10 +41,10 @@ def largest_batches(
             for lengths in (texts, sampler.lengths)
         )
         sizes = plan.sizes * T_out, plan.sizes * T_in, plan.sizes * T_in * T_out
-        for kind, of_batches in enumerate(sizes):
-            j = int(of_batches.argmax())
-            if of_batches[j] > largest[kind][0]:
-                largest[kind] = int(of_batches[j]), tuple(plan[j].tolist())
+        for kind, batch_sizes in enumerate(sizes):
+            j = int(batch_sizes.argmax())
+            if batch_sizes[j] > largest[kind][0]:
+                largest[kind] = int(batch_sizes[j]), tuple(plan[j].tolist())
     return [list(indices) for indices in dict.fromkeys(indices for _, indices in largest)]
 
 
@@ -57,10 +57,10 @@ def try_batches(
     hparams: HParams,
     stop: StopSignals,
 ) -> None:
-    """Forward and backward of each batch, which change nothing.
+    """Run forward and backward passes of each batch, and leave the model as it was.
 
     Raises:
-        UserError: one does not fit; it suggests a setting.
+        UserError: a batch does not fit; the message suggests a setting that does.
     """
     states, buffers = random_state(), [buffer.clone() for buffer in model.buffers()]
     model.train()
@@ -87,10 +87,10 @@ def fits(
     optimizer: torch.optim.Optimizer,
     items: Sequence[Item],
 ) -> bool:
-    """Whether a training step on a batch of ``items`` fits the memory."""
+    """Whether a training step on a batch of ``items`` fits in memory."""
     device = next(model.parameters()).device
     try:
-        # Room for Adam's moments, which the first step makes.
+        # Room for Adam's moments, which the first step allocates.
         copies = 0 if optimizer.state else 2
         moments = [torch.empty_like(p) for p in model.parameters() for _ in range(copies)]
         batch = collate(items).to(device)
@@ -104,21 +104,21 @@ def fits(
     finally:
         optimizer.zero_grad()
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # fragments, for the next trial
+            torch.cuda.empty_cache()  # so that fragments do not affect the next trial
     return True
 
 
-def _suggestion(fitting: float, dataset: MelDataset, hparams: HParams) -> str:
-    """What to set if of a batch the share ``fitting`` fits the memory."""
+def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:
+    """What to set if ``fraction`` of a batch fits in memory."""
     longest = max(clip.n_frames for clip in dataset.clips)
     capacity = batch_capacity(hparams) or hparams.batch_size * longest
     seconds = capacity * hparams.hop_length / hparams.sampling_rate
-    if fitting * capacity < longest or fitting * hparams.batch_size < 1:
+    if fraction * capacity < longest or fraction * hparams.batch_size < 1:
         return "not even one clip fits: remove the longest, or reduce the model"
-    fix = f"batch_size={int(fitting * hparams.batch_size)} (now {hparams.batch_size})"
+    fix = f"batch_size={int(fraction * hparams.batch_size)} (now {hparams.batch_size})"
     if hparams.dynamic_batch_size:
-        fix = f"batch_capacity_seconds={fitting * seconds:.0f} (now {seconds:.0f})"
-    return f"set {fix}; scripts/find_batch_capacity.py finds the most that fits"
+        fix = f"batch_capacity_seconds={fraction * seconds:.0f} (now {seconds:.0f})"
+    return f"set {fix}; scripts/find_batch_capacity.py finds the largest that fits"
 
 
 def too_large(batch: Batch) -> str:
@@ -131,15 +131,15 @@ def too_large(batch: Batch) -> str:
 
 @contextmanager
 def explained(batch: Batch, name: str) -> Iterator[None]:
-    """Out of memory in here is a :class:`UserError` that says how large the batch ``name`` is."""
+    """Turn running out of memory into a :class:`UserError` with the size of the batch ``name``."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"{name}: {too_large(batch)}; --resume with less else on the device, or start anew "
-            "with a smaller batch_capacity_seconds or batch_size"
+            f"{name}: {too_large(batch)}; --resume with less else on the device, or start another "
+            "run with a smaller batch_capacity_seconds or batch_size"
         ) from None
 
 
@@ -149,12 +149,12 @@ def explained(batch: Batch, name: str) -> Iterator[None]:
 def find_capacity(
     clips: Sequence[Clip], hparams: HParams, memory_gib: float | None, tolerance: float
 ) -> int | None:
-    """The largest batch capacity, in frames, with which every batch of a run fits; None if all
-    clips fit one batch. Prints each trial, which is a process of its own.
+    """The largest batch capacity, in frames, with which all batches of a run fit in memory; None
+    if all clips fit in one batch. Prints each trial, and runs it in its own process.
 
     Args:
-        memory_gib: to use; None: all of a GPU's, or on a CPU all that is free now.
-        tolerance: of the result, as a fraction.
+        memory_gib: memory to use; None for all of a GPU's, or all that is free now on a CPU.
+        tolerance: largest relative error of the result.
 
     Raises:
         UserError: not even the longest clip fits.
@@ -174,7 +174,7 @@ def find_capacity(
             )
         if fitting >= total:
             return None
-        # Twice as much while it fits, then halve the interval.
+        # Double the capacity while it fits, then bisect.
         capacity = 2 * fitting if too_much > 2 * fitting else (fitting + too_much) // 2
     return fitting
 
@@ -204,8 +204,8 @@ def _capacity_fits(
 def _measure(
     hparams: HParams, shapes: list[list[tuple[int, int]]], memory_gib: float | None
 ) -> float | None:
-    """Peak memory in GiB of steps on batches of clips of (T_in, T_out); None if one fails."""
-    torch.optim.Adam([torch.zeros(1)])  # imports what it needs, before memory is limited
+    """Peak memory in GiB of steps on batches of clips of (T_in, T_out); None if it runs out."""
+    torch.optim.Adam([torch.zeros(1)])  # imports its modules before memory is limited
     device = choose_device(hparams)
     if device.type == "cuda":
         if memory_gib:
@@ -232,7 +232,7 @@ def _measure(
 
 
 def free_memory() -> float:
-    """GiB that a new process could take on this computer."""
+    """Memory in GiB that a new process could use on this computer."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("MemAvailable:"))
     return int(line.split()[1]) / 2**20

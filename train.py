@@ -18,6 +18,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 import time
 from collections import defaultdict
 from contextlib import ExitStack
@@ -52,7 +53,7 @@ from device import (
     why_no_gpu,
 )
 from files import locked, making, replacing
-from hparams import MAY_CHANGE, PRESETS, HParams, create_hparams, parse_overrides
+from hparams import MAY_CHANGE, PRESETS, create_hparams, parse_overrides, settings_table
 from logger import RunLogger
 from loss_function import Tacotron2Loss
 from mel_cache import open_mels
@@ -63,9 +64,12 @@ from validation import validate
 def parse_args() -> argparse.Namespace:
     parser = cli.ArgumentParser(
         description="Train Tacotron 2 with efficient batching.",
-        epilog="hparams.py and README.md list the settings. With --resume, --hparams may change "
-        f"{', '.join(sorted(MAY_CHANGE))}. Any other change makes another run: start it from this "
-        "run's checkpoint by -c, with another -o.",
+        epilog=f"Settings for --hparams, and their defaults:\n\n{settings_table()}\n\n"
+        + textwrap.fill(
+            f"With --resume, --hparams may change {', '.join(sorted(MAY_CHANGE))}. Any other "
+            "change makes another run: start it with -c and a new -o."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add(
@@ -317,7 +321,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                     progress.bad_steps += 1
                     locations = [train_clips[i].location for i in batch.indices]
                     logger.log_bad_step(epoch, progress.step, progress.batch, values, locations)
-                    report_bad_step(values, locations, progress, hparams)
+                    report_bad_step(values, locations, progress, hparams.max_bad_steps)
                 progress.batch += 1
                 progress.add(waited=began - asked, seconds=time.perf_counter() - asked)
                 progress.add(frames=int(sampler.lengths[batch.indices].sum()))
@@ -411,7 +415,7 @@ def find_checkpoint(args: argparse.Namespace) -> tuple[Path | None, dict[str, An
 
 
 def report_bad_step(
-    values: dict[str, float], locations: list[str], progress: Progress, hparams: HParams
+    values: dict[str, float], locations: list[str], progress: Progress, max_bad_steps: int
 ) -> None:
     """Warn that a batch was skipped because its loss or gradient is not finite.
 
@@ -422,7 +426,7 @@ def report_bad_step(
         f"epoch {progress.epoch}, batch {progress.batch}: loss {values['loss']}, gradient "
         f"{values['grad_norm']}, in {', '.join(locations)}"
     )
-    if progress.bad_steps >= hparams.max_bad_steps:
+    if progress.bad_steps >= max_bad_steps:
         raise UserError(
             f"{problem}; that is {progress.bad_steps} steps in a row; mend these clips, or start "
             "another run from a checkpoint by -c with a smaller learning_rate"

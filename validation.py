@@ -23,12 +23,12 @@ def validate(
     stop: StopSignals,
     other: int = 0,
 ) -> tuple[dict[str, float], dict[str, Sample]]:
-    """Mean scalars of the validation set, and two of its clips to look at: "sample", always the
-    same one, and clip ``other``.
+    """Mean scalars over the validation set, and two of its clips to log: "sample", which is always
+    the same one, and "other", which is clip ``other``.
 
-    Each loss is the mean over what it averages in a batch: padded frames, or real ones. The
-    prenet's noise has its own seed, so that it is the same in every validation, and training goes
-    on as if there had been none.
+    A loss is averaged over what it averages in a batch: frames with padding or without. The
+    prenet's dropout is seeded, so that it is the same in every validation, and training continues
+    as if there had been no validation.
     """
     model.eval()
     device, clips = next(model.parameters()).device, loader.dataset.clips
@@ -47,7 +47,7 @@ def validate(
             )
             n_clips, n_padded = len(batch.indices), batch.gate.numel()
             n_real = int(batch.mel_lengths.sum())
-            scalars = {  # the sum over so many clips or frames, and how many
+            scalars = {  # the sum over this batch's clips or frames, and their number
                 "loss": (loss.total.item() * n_padded, n_padded),
                 "mel_loss": (loss.mel.item() * n_padded, n_padded),
                 "mel_postnet_loss": (loss.mel_postnet.item() * n_padded, n_padded),
@@ -70,7 +70,7 @@ def validate(
 
 
 def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
-    """One clip of a batch, cropped to its lengths."""
+    """Clip ``row`` of a batch without its padding."""
     T_out, T_in = int(batch.mel_lengths[row]), int(batch.text_lengths[row])
     return Sample(
         text,

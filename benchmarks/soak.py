@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from batching import STRATEGIES
 from checkpoint import checkpoints, load_checkpoint, load_newest
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
-from logger import read_metrics
+from scripts.runs import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 # What differs between two equal runs.

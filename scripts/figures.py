@@ -3,66 +3,56 @@
     python scripts/figures.py runs/table2                      # the output of run_all.sh
 
 figure4.png: validation loss over epochs. loss_over_time.png: the same over training time.
-time_over_steps.png: time saved against RAND, over decoder steps saved. Figures 1-3 are
-plot_batching.py's.
+time_over_steps.png: time saved against RAND, over decoder steps saved. plot_batching.py draws
+Figures 1-3.
 """
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import numpy as np
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import UserError, exit_on_user_error
 from scripts.paper import EXPERIMENTS, PAPER
-from scripts.plot_batching import STYLE
-from scripts.tables import (
-    LEAST_VALIDATIONS,
-    Figures,
-    Run,
-    Series,
-    losses_of,
-    mean_of,
-    parse_args,
-    read_series,
-    reduction,
-    smoothed,
-    values_of,
-)
+from scripts.runs import LEAST_VALIDATIONS, Run, Series, losses_of, smoothed
+from scripts.tables import Results, mean, parse_args, read_results, reduction
 
-# A colour a strategy, of Okabe and Ito's; the line says which operations are on.
+if TYPE_CHECKING:  # matplotlib and numpy load inside main(), where Ctrl-C is handled
+    from matplotlib.axes import Axes
+
+# A colour of Okabe and Ito's for each strategy; the line style tells which operations are on.
 COLOURS = {"RAND": "#000000", "SB": "#D55E00", "SSB": "#0072B2", "BKT": "#009E73", "ATS": "#CC79A7"}
 LINES = {"": ":", "BR": "--", "DBS": "-.", "DBS-BR": "-"}
 LINE_NOTE = "dotted: neither DBS nor BR   dashed: BR   dash-dotted: DBS   solid: both, and RAND   "
 LINE_NOTE += "shaded: range over seeds"
 FIGURE4 = [name for name in EXPERIMENTS if not name.startswith(("BKT", "ATS"))]  # the paper's
+UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 
 
-def style(experiment: str) -> dict[str, object]:
+def style(experiment: str) -> dict[str, Any]:
     strategy, _, operations = experiment.partition("-")
     line = "-" if experiment == "RAND" else LINES[operations]
-    return {"color": COLOURS.get(strategy, "#777777"), "linestyle": line, "linewidth": 1.8}
+    return {"color": COLOURS.get(strategy, "#777777"), "linestyle": line}
 
 
-def label_ends(ax: Axes, ends: Iterable[tuple[str, float, float]], gap: float = 0.045) -> None:
-    """Each point's name at the right of the axes, at its height, moved apart to be legible."""
+def label_ends(ax: "Axes", ends: Iterable[tuple[str, float, float]], gap: float = 0.045) -> None:
+    """Name each point right of the axes, at its height or, where names would overlap, near it."""
+    import numpy as np
+
     ends = sorted(ends, key=lambda end: end[2])
     to_axes = ax.transData + ax.transAxes.inverted()
     heights = np.array([to_axes.transform((x, y))[1] for _, x, y in ends])
-    places = heights.copy()
-    for i in range(1, len(places)):
-        places[i] = max(places[i], places[i - 1] + gap)
-    places -= (places - heights).mean()  # half of what was pushed up goes down
-    places += max(-places[0], 0) - max(places[-1] - 1, 0)
-    for (experiment, x, y), place in zip(ends, places, strict=True):
+    labels = heights.copy()
+    for i in range(1, len(labels)):
+        labels[i] = max(labels[i], labels[i - 1] + gap)
+    labels -= (labels - heights).mean()  # half of what was pushed up goes down
+    labels += max(-labels[0], 0) - max(labels[-1] - 1, 0)
+    for (experiment, x, y), height in zip(ends, labels, strict=True):
         ax.annotate(
-            experiment, (x, y), (1.02, place), textcoords="axes fraction", va="center",
+            experiment, (x, y), (1.02, height), textcoords="axes fraction", va="center",
             color=style(experiment)["color"], fontsize=9, annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-", "color": "#999999", "lw": 0.7, "linestyle": ":", "shrinkA": 1,
@@ -72,95 +62,88 @@ def label_ends(ax: Axes, ends: Iterable[tuple[str, float, float]], gap: float = 
 
 
 def draw_losses(
-    path: Path,
+    ax: "Axes",
     runs: Sequence[Run],
     series: Series,
     experiments: Iterable[str],
-    seconds: dict[str, float] | None = None,
+    minutes: dict[str, float] | None = None,
 ) -> None:
-    """Validation losses, mean over seeds with their range, over epochs; smoothed if none is short.
+    """Validation losses over epochs, mean over seeds with their range.
 
-    With ``seconds`` an epoch of each experiment, over training time instead.
+    With the ``minutes`` of an epoch of each experiment: over training time.
     """
+    import numpy as np
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
     curves = {}
     for experiment in experiments:
-        losses = [losses_of(r, series) for r in runs if r.experiment == experiment]
-        if n := max(map(len, losses), default=0):  # of those seeds that have come furthest
-            curves[experiment] = [curve for curve in losses if len(curve) == n]
+        losses = [losses_of(run, series) for run in runs if run.experiment == experiment]
+        if longest := max(map(len, losses), default=0):  # the seeds that have come furthest
+            curves[experiment] = [curve for curve in losses if len(curve) == longest]
     if not curves:
-        raise UserError(f"{path}: no run has been validated yet; let them go on")
+        raise UserError("no run has been validated yet; let them go on")
     smooth = min(len(losses[0]) for losses in curves.values()) >= LEAST_VALIDATIONS
-    curves = {
-        name: np.array([smoothed(curve) if smooth else curve for curve in losses])
-        for name, losses in curves.items()
-    }
-    figure = Figure(figsize=(9, 4.8), layout="constrained")
-    ax = figure.subplots()
-    # The steep start would hide what the strategies differ in.
+    # The steep start would hide how the strategies differ.
     start = next((i for i, e in enumerate(series.epochs) if e >= 0.2 * series.planned), 0)
-    longest = max(seconds[name] for name in curves) * series.planned if seconds else 0.0
-    unit, per_unit = next(
-        (u for u in (("days", 86400), ("hours", 3600), ("minutes", 60)) if longest > 2 * u[1]),
-        ("seconds", 1),
-    )
+    if minutes:
+        total = 60 * series.planned * max(minutes[name] for name in curves)
+        unit, seconds = next((u for u in UNITS if total > 2 * u[1]), UNITS[-1])
     ends = []
     for experiment, losses in curves.items():
+        losses = np.array([smoothed(curve) if smooth else curve for curve in losses])
         x = np.array(series.epochs[: losses.shape[1]], dtype=float)
-        if seconds:
-            x *= seconds[experiment] / per_unit
-        part = slice(min(start, len(x) - 1), None)
-        middle = losses.mean(0)
-        marker = "o" if len(x[part]) == 1 else None
-        ax.plot(x[part], middle[part], marker=marker, **style(experiment))
+        if minutes:
+            x *= 60 * minutes[experiment] / seconds
+        shown = slice(min(start, len(x) - 1), None)
+        x, losses = x[shown], losses[:, shown]
+        marker = "o" if len(x) == 1 else None
+        ax.plot(x, losses.mean(0), marker=marker, linewidth=1.8, **style(experiment))
         if len(losses) > 1:
-            ax.fill_between(
-                x[part], losses.min(0)[part], losses.max(0)[part], alpha=0.12, linewidth=0,
-                color=style(experiment)["color"],
-            )  # fmt: skip
-        ends.append((experiment, x[-1], middle[-1]))
-    ax.set_xlabel(f"training time ({unit})" if seconds else "epochs")
+            colour = style(experiment)["color"]
+            ax.fill_between(x, losses.min(0), losses.max(0), alpha=0.12, linewidth=0, color=colour)
+        ends.append((experiment, x[-1], losses.mean(0)[-1]))
+    if minutes:
+        ax.set_xlabel(f"training time ({unit})")
+    else:
+        ax.set_xlabel("epochs")
+        ax.xaxis.get_major_locator().set_params(integer=True)
     unsmoothed = f"\nnot smoothed: a run has fewer than {LEAST_VALIDATIONS} validations"
     ax.set_ylabel(f"validation loss (RAND batches){', smoothed' if smooth else unsmoothed}")
     ax.set_title(LINE_NOTE, loc="left", fontsize=8, color="#555555")
-    ax.grid(alpha=0.25)
     ax.set_yscale("log")  # the strategies part where losses are small
     ax.yaxis.set_major_locator(MaxNLocator(8))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_locator(NullLocator())
     label_ends(ax, ends)
-    figure.savefig(path, dpi=160)
 
 
-def draw_savings(path: Path, figures: Figures) -> None:
+def draw_savings(ax: "Axes", results: Results) -> None:
     """Time saved against RAND over decoder steps saved: on the line, the steps explain it all."""
-    figure = Figure(figsize=(9, 5.4), layout="constrained")
-    ax = figure.subplots()
-    # The paper's batches of a fixed size: steps are in proportion to the average batch length.
-    random, points, theirs = PAPER["RAND"], [], []
-    for experiment, row in PAPER.items():
-        if experiment != "RAND" and "DBS" not in experiment:
-            theirs.append([100 * (1 - row[name] / random[name]) for name in ("abl", "minutes")])
-    for experiment in figures:
-        steps, time = (reduction(figures, experiment, n) for n in ("total_length", "minutes"))
-        if experiment != "RAND" and steps and time:
-            points.append((experiment, steps[0], time[0]))
-            spread = 0 if np.isnan(time[1]) else time[1]
+    random, points = PAPER["RAND"], []
+    # With batches of a fixed size, the paper's steps are in proportion to the batch length.
+    rows = [row for name, row in PAPER.items() if name != "RAND" and "DBS" not in name]
+    paper_steps = [100 * (1 - row["abl"] / random["abl"]) for row in rows]
+    paper_times = [100 * (1 - row["minutes"] / random["minutes"]) for row in rows]
+    for experiment in results:
+        steps = reduction(results, experiment, "total_length")
+        time = reduction(results, experiment, "minutes")
+        if experiment != "RAND" and not math.isnan(steps.mean + time.mean):
+            points.append((experiment, steps.mean, time.mean))
+            error = 0 if math.isnan(time.error) else time.error
             colour = style(experiment)["color"]
-            ax.errorbar(steps[0], time[0], spread, fmt="o", color=colour, capsize=3, markersize=6)
+            ax.errorbar(steps.mean, time.mean, error, fmt="o", color=colour, capsize=3)
     if not points:
-        raise UserError(f"{path}: needs an epoch of RAND and of another experiment, by one seed")
-    label = f"the paper's {len(theirs)} of a fixed batch size"
-    ax.plot(*zip(*theirs, strict=True), "o", mfc="none", color="#888888", label=label, markersize=5)
-    steps = [x for _, x, _ in points] + [x for x, _ in theirs]
-    low, high = min(steps) - 4, max(steps) + 4
-    ax.plot([low, high], [low, high], color="#888888", linewidth=1, label="time follows the steps")
-    ax.set_xlim(low, high)
+        raise UserError("needs an epoch of RAND and of another experiment")
+    label = f"the paper's {len(rows)} of a fixed batch size"
+    ax.plot(paper_steps, paper_times, "o", mfc="none", color="#888888", label=label, markersize=5)
+    steps = paper_steps + [x for _, x, _ in points]
+    ends = [min(steps) - 4, max(steps) + 4]
+    ax.plot(ends, ends, color="#888888", linewidth=1, label="time follows the steps")
+    ax.set_xlim(*ends)
     ax.set_xlabel("decoder steps saved against RAND (%): sum of batch lengths")
     ax.set_ylabel("training time saved against RAND (%)")
-    ax.grid(alpha=0.25)
     ax.legend(frameon=False, loc="upper left")
     label_ends(ax, points)
-    figure.savefig(path, dpi=160)
 
 
 def main() -> None:
@@ -169,28 +152,38 @@ def main() -> None:
         "saved over the decoder steps saved",
         "figures",
     )
-    runs, series, figures, notes = read_series(args)
-    output = args.output
-    minutes = {name: mean_of(values_of(figures, name, "minutes")) for name in figures}
-    seconds = {name: 60 * value[0] for name, value in minutes.items() if value}
+    runs, series, results, notes = read_results(args)
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    from scripts.plot_batching import STYLE
+
+    minutes = {name: mean(results, name, "minutes").mean for name in results}
+    minutes = {name: value for name, value in minutes.items() if not math.isnan(value)}
     drawings = {
-        "figure4": lambda path: draw_losses(path, runs, series, FIGURE4),
-        "loss_over_time": lambda path: draw_losses(path, runs, series, seconds, seconds),
-        "time_over_steps": lambda path: draw_savings(path, figures),
+        "figure4": (4.8, lambda ax: draw_losses(ax, runs, series, FIGURE4)),
+        "loss_over_time": (4.8, lambda ax: draw_losses(ax, runs, series, minutes, minutes)),
+        "time_over_steps": (5.4, lambda ax: draw_savings(ax, results)),
     }
-    reasons = []
-    with rc_context(STYLE):
-        for name, draw in drawings.items():
-            try:
-                if "times" in notes and name != "figure4":
-                    raise UserError(f"{output / name}.png: {notes['times']}")
-                draw(output / f"{name}.png")
-                print(f"wrote {output / name}.png")
-            except UserError as error:  # there is not enough yet
-                reasons.append(error)
-                print(f"not drawn: {error}")
-    if len(reasons) == len(drawings):
-        raise reasons[0]
+    problems = []
+    for name, (height, draw) in drawings.items():
+        path = args.output / f"{name}.png"
+        try:
+            if "times" in notes and name != "figure4":
+                raise UserError(notes["times"])
+            with rc_context(STYLE):
+                figure = Figure(figsize=(9, height), layout="constrained")
+                ax = figure.subplots()
+                ax.grid(alpha=0.25)
+                draw(ax)
+                figure.savefig(path, dpi=160)
+            print(f"wrote {path}")
+        except UserError as error:  # something is still missing
+            path.unlink(missing_ok=True)  # it would show other runs than the rest
+            problems.append(f"{path}: {error}")
+            print(f"not drawn: {path}: {error}")
+    if len(problems) == len(drawings):
+        raise UserError(problems[0])
 
 
 if __name__ == "__main__":

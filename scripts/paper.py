@@ -1,4 +1,4 @@
-"""The paper's ten experiments, and what it reports of them.
+"""The paper's ten experiments, and what it reports and concludes of them.
 
 The paper is Ge et al., "Speed up training with variable length inputs by efficient batching
 strategies", Interspeech 2021.
@@ -32,6 +32,45 @@ PAPER_REDUCTION = {"SSB-BR": 29.98, "SB-BR": 36.57, "SSB-DBS-BR": 41.25}  # Tabl
 PAPER_EPOCHS, PAPER_STAGES = 220, (100, 160, 220)  # of VL1, VL2 and VL3
 PARAMETERS = {"SSB": "lrf", "BKT": "bucket_size", "ATS": "n_bins"}  # Table 1: the one selected
 PAPER_PARAMETERS = {"SSB": 0.1, "BKT": 1024, "ATS": 58}
+
+COMPARISONS = {  # Table 4
+    "SB or SSB": ("SB → SSB", "SB-BR → SSB-BR", "SB-DBS → SSB-DBS"),
+    "without or with BR": ("SB → SB-BR", "SSB → SSB-BR", "SSB-DBS → SSB-DBS-BR"),
+    "without or with DBS": ("SB → SB-DBS", "SSB → SSB-DBS", "SSB-BR → SSB-DBS-BR"),
+}
+MARGIN = 0.02  # losses this close are similar: the paper calls 0.318 and 0.322 so
+SIMILAR = f"within ±{MARGIN:.0%}"
+# Sec. 6: each conclusion, and what it says of losses. "(A → B) against (C → D)" is how much more
+# the loss changes from A to B than from C to D.
+CONCLUSIONS = {
+    "SSB-BR does as well as BKT-BR and ATS-BR": {
+        "BKT-BR → SSB-BR": SIMILAR,
+        "ATS-BR → SSB-BR": SIMILAR,
+    },
+    "SSB-BR, BKT-BR and ATS-BR are behind RAND after the same epochs, but can be ahead of it after "
+    "the same time": {
+        "RAND → SSB-BR": "higher",
+        "RAND → BKT-BR": "higher",
+        "RAND → ATS-BR": "higher",
+        "RAND in SSB-BR's time → SSB-BR": "lower",
+        "RAND in BKT-BR's time → BKT-BR": "lower",
+        "RAND in ATS-BR's time → ATS-BR": "lower",
+    },
+    "SSB-DBS-BR is ahead of RAND after the same epochs": {
+        "RAND → SSB-DBS-BR": "lower",
+    },
+    "SSB is better than SB; less so once DBS or BR is on": {
+        "SB → SSB": "lower",
+        "(SB → SSB) against (SB-BR → SSB-BR)": "lower",
+        "(SB → SSB) against (SB-DBS → SSB-DBS)": "lower",
+    },
+    "BR and DBS each lower the loss, most where batches are least random": {
+        **dict.fromkeys(COMPARISONS["without or with BR"], "lower"),
+        **dict.fromkeys(COMPARISONS["without or with DBS"], "lower"),
+        "(SB → SB-BR) against (SSB-DBS → SSB-DBS-BR)": "lower",
+        "(SB → SB-DBS) against (SSB-BR → SSB-DBS-BR)": "lower",
+    },
+}
 
 BATCHING = ("batching_strategy", "dynamic_batch_size", "batch_randomization")
 

@@ -42,13 +42,12 @@ from clips import Clip
 from device import choose_device
 from files import locked, require_space
 from hparams import HParams, create_hparams, parse_overrides
-from logger import read_metrics
 from mel_cache import MelCache
 from model import Tacotron2
 from scripts.paper import BATCHING, EXPERIMENTS, PARAMETERS, experiment_name, experiment_settings
 from scripts.plot_batching import EXAMPLE_CLIPS
 from scripts.prepare_ljspeech import read_corpus, split, write_filelist
-from scripts.tables import CHOICE, difference, load_settings
+from scripts.runs import CHOICE, difference, load_settings, read_metrics
 
 
 def from_here(path: Path) -> Path:

@@ -310,7 +310,7 @@ def test_lengths_of_a_corpus_and_of_filelists_are_their_frames(get_lengths, tmp_
         (FIFTY, "--train_size=51", "--train_size 51: use 1 to 50, all clips"),
         (FIFTY, "--seeds=0", "--seeds 0: use 1 or more"),
         (FIFTY, "--batch_size=0", "--batch_size=0: use a whole number, 1 or more"),
-        (FIFTY, "--lrf=-1", "--lrf=-1.0: use 0 to 1e6; 1000 is as good as RAND"),
+        (FIFTY, "--lrf=-1", "--lrf=-1.0: use 0 to 1e6"),
         (FIFTY, "--lrf=inf", "--lrf inf: use 1000 or less; SSB is RAND long before"),
         (FIFTY, "--output_dir={path}/x", "{path}/x: cannot be written (Not a dir"),
         (FIFTY, "--json={path}/x --output_dir={path.parent}", "{path}/x: cannot be written"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli import UserError
-from hparams import NVIDIA_ONLY, HParams, create_hparams
+from hparams import NVIDIA_ONLY, HParams, create_hparams, settings_table
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -115,3 +115,12 @@ def test_a_closed_output_pipe_is_reported_in_one_line():
         message = program.stderr.read()
     assert message == "error: output pipe closed\n"
     assert program.returncode == 2
+
+
+def test_the_table_of_settings_has_each_with_its_default():
+    """As train.py --help prints it."""
+    rows = [line.split()[0] for line in settings_table().splitlines() if line.startswith("  ")]
+    fields = dataclasses.fields(HParams)
+    for row, field in zip(rows, fields, strict=True):
+        assert row.startswith(f"{field.name}=")
+        assert getattr(create_hparams(row.rstrip("=")), field.name) == field.default

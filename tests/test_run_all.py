@@ -18,10 +18,10 @@ import pytest
 
 import checkpoint
 from cli import UserError
-from logger import read_metrics
 from scripts import run_all
 from scripts.paper import EXPERIMENTS, experiment_settings
 from scripts.plot_batching import ljspeech_lengths, subset
+from scripts.runs import read_metrics
 from tests.conftest import TINY, WORDS, write_tone
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,10 +1,8 @@
-"""Tables, conclusions and figures from records with known answers."""
+"""Tables, conclusions, figures and comparisons of runs, from records with known answers."""
 
-import argparse
 import csv
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 
@@ -12,36 +10,32 @@ import pytest
 
 from cli import UserError
 from hparams import HParams
-from scripts import figures, tables
+from scripts import compare_runs, figures, runs, tables
 from scripts.paper import EXPERIMENTS, PAPER, experiment_name, experiment_settings
 
 CPU = {"device": "CPU: a fast one", "threads": 2, "decoder": "scan", "precision": "fp32"}
 CPU |= {"torch": "2.13.0"}
+OPEN = "not decidable at this scale"
 
 
-def write_run(
-    folder, experiment, seed, losses, minutes=1.0, steps=1000, frames=540, start=None, **settings
-):
-    """A run that was validated every two epochs, with these losses; ``start`` differs from CPU."""
-    hparams = HParams(**{"seed": seed, **experiment_settings(experiment), **settings})
+def write_run(folder, experiment="RAND", seed=0, losses=(1.0,) * 5, minutes=1.0, **changed):
+    """A run validated every two epochs, with these losses; ``changed``: settings, and below."""
+    steps, frames = changed.pop("steps", 1000), changed.pop("frames", 540)
+    start = changed.pop("start", None)  # how it differs from CPU, if it is recorded
+    settings = {"seed": seed, "epochs": 2 * max(len(losses), 1), **experiment_settings(experiment)}
     path = folder / experiment / f"seed{seed}"
     path.mkdir(parents=True)
-    (path / "hparams.json").write_text(json.dumps(dataclasses.asdict(hparams)))
-    records = []
-    if start is not None:
-        records.append({"event": "start", "epoch": 0, "step": 0, **CPU, **start})
-    for epoch in range(2 * len(losses)):
-        values = {"minutes": minutes, "zpr": 0.1, "abl": 50.0, "n_batches": 4}
-        values |= {
-            "total_length": steps,
-            "frames_per_second": frames / minutes / 60,
-            "peak_memory_gib": 1.0,
-        }
-        records.append({"event": "epoch", "epoch": epoch, "step": epoch, **values})
-        if epoch % 2:
-            loss = losses[epoch // 2]
-            values = {"loss": loss, "masked_loss": 2 * loss, "diagonality": 0.5}
-            records.append({"event": "validation", "epoch": epoch, "step": epoch, **values})
+    hparams = dataclasses.asdict(HParams(**{**settings, **changed}))
+    (path / "hparams.json").write_text(json.dumps(hparams))
+    records = [] if start is None else [{"event": "start", "epoch": 0, **CPU, **start}]
+    epoch_values = {"minutes": minutes, "zpr": 0.1, "abl": 50.0, "n_batches": 4}
+    epoch_values |= {"total_length": steps, "frames_per_second": frames / minutes / 60}
+    epoch_values["peak_memory_gib"] = 1.0
+    for i, loss in enumerate(losses):
+        for epoch in (2 * i, 2 * i + 1):
+            records.append({"event": "epoch", "epoch": epoch, **epoch_values})
+        values = {"loss": loss, "masked_loss": 2 * loss, "diagonality": 0.5}
+        records.append({"event": "validation", "epoch": epoch, **values})
     (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     return path
 
@@ -50,22 +44,43 @@ def write_paper(folder, scatter=0.0005, **changed):
     """Three seeds of every experiment that end at the paper's VL3, or at those ``changed``."""
     for name, row in PAPER.items():
         end = changed.get(name.replace("-", "_"), row["vl3"])
+        # From 60 % above the end down to it, in proportion to the epochs. The last two are equal,
+        # so that smoothing leaves the end.
+        curve = [1 + 0.6 * (1 - i / 22) for i in range(1, 21)] + [1.0, 1.0]
         for k in (-1, 0, 1):
-            # 60 % above the end at first, then down in proportion to the epochs.
-            losses = [end * (1 + k * scatter) * (1 + 0.6 * (1 - i / 22)) for i in range(21)]
-            losses += [end * (1 + k * scatter)] * 2  # so that smoothing leaves the end
-            losses = losses[1:]
-            write_run(folder, name, 1000 * (k + 1), losses, row["minutes"], epochs=44)
+            losses = [end * (1 + k * scatter) * height for height in curve]
+            write_run(folder, name, 1000 * (k + 1), losses, row["minutes"])
 
 
-def call(main, monkeypatch, *arguments):
+def call(program, monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
-    main()
+    program.main()
 
 
-def read_csv(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+@pytest.fixture
+def output_of(monkeypatch, capsys):
+    """Calls a program and returns what it printed."""
+
+    def output(program, *arguments):
+        call(program, monkeypatch, *arguments)
+        return capsys.readouterr().out
+
+    return output
+
+
+def table_rows(folder, number):
+    """The rows of a table's CSV, by experiment or, in Table 4, in their order."""
+    with open(folder / "tables" / f"table{number}.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return rows if number == 4 else {row["experiment"]: row for row in rows}
+
+
+def verdicts(folder):
+    lines = (folder / "tables" / "conclusions.md").read_text().splitlines()
+    return [line.split("**")[1] for line in lines if line[:1].isdigit()]
+
+
+# Tables
 
 
 def test_names_of_experiments_and_their_settings_agree():
@@ -77,162 +92,157 @@ def test_names_of_experiments_and_their_settings_agree():
 
 def test_stages_are_the_papers_fractions_of_the_epochs(tmp_path):
     for planned, expected in ((220, [100, 160, 220]), (44, [20, 32, 44]), (3, [2, 2, 3])):
-        folder = tmp_path / str(planned)
-        write_run(folder, "RAND", 0, [1.0], epochs=planned)
-        series = tables.plan_series(tables.load_runs([folder]))
+        write_run(tmp_path / str(planned), "RAND", 0, [1.0], epochs=planned)
+        series = runs.plan_series(runs.load_comparable([tmp_path / str(planned)]))
         assert [series.epochs[i] for i in series.stages] == expected
         assert series.epochs[-1] == planned
 
 
-def test_losses_are_smoothed_with_their_neighbours_and_averaged(tmp_path, monkeypatch, capsys):
+def test_losses_are_smoothed_with_their_neighbours_and_averaged(tmp_path, output_of):
     losses = [100.0, 90.0, 80.0, 60.0, 50.0, 40.0, 30.0, 20.0, 10.0, 8.0, 6.0]  # of 22 epochs
-    write_run(tmp_path, "RAND", 0, losses, epochs=22)
-    call(tables.main, monkeypatch, tmp_path)
-    (row, *_) = read_csv(tmp_path / "tables" / "table2.csv")
+    write_run(tmp_path, "RAND", 0, losses)
+    assert "no run of SB-BR" in output_of(tables, tmp_path)
+    row = table_rows(tmp_path, 2)["RAND"]
     assert float(row["vl1"]) == 50.0  # after 10 epochs: 60, 50, 40
     assert float(row["vl2"]) == 20.0  # after 16: 30, 20, 10
     assert float(row["vl3"]) == 7.0  # after 22: 8, 6 and no next
     assert float(row["vl_avg"]) == pytest.approx(164 / 7, rel=1e-5)
     assert float(row["masked3"]) == 14.0 and row["vl3_error"] == ""
     assert float(row["zpr"]) == 10 and float(row["zpr_paper"]) == 32.02
-    assert "no run of SB-BR" in capsys.readouterr().out
 
 
-def test_an_unfinished_run_gives_what_it_has(tmp_path, monkeypatch, capsys):
-    write_run(tmp_path, "RAND", 0, [5.0, 4.0, 3.0, 2.0, 1.0], epochs=10)
+def test_an_unfinished_run_gives_what_it_has(tmp_path, output_of):
+    write_run(tmp_path, "RAND", 0, [5.0, 4.0, 3.0, 2.0, 1.0])
     path = write_run(tmp_path, "SB", 0, [5.0, 4.0, 3.0], epochs=10)
     with open(path / "metrics.jsonl", "a") as file:
         file.write('{"event": "epo')  # of a run that goes on
     begun = write_run(tmp_path, "SSB", 0, [], epochs=10)
     (begun / "metrics.jsonl").unlink()
-    call(tables.main, monkeypatch, tmp_path)
-    rows = {row["experiment"]: row for row in read_csv(tmp_path / "tables" / "table2.csv")}
+    printed = output_of(tables, tmp_path)
+    assert f"{path}: 6 of 10 epochs" in printed and f"{begun}: 0 of 10 epochs" in printed
+    rows = table_rows(tmp_path, 2)
     assert float(rows["SB"]["vl1"]) == 4.0 and rows["SB"]["vl2"] == rows["SB"]["vl3"] == ""
     assert float(rows["RAND"]["vl3"]) == 1.5 and rows["SSB"]["minutes"] == ""
-    output = capsys.readouterr().out
-    assert f"{path}: 6 of 10 epochs" in output and f"{begun}: 0 of 10 epochs" in output
-    call(figures.main, monkeypatch, tmp_path)
+    assert "wrote " in output_of(figures, tmp_path)
 
 
-def test_errors_are_standard_errors_over_seeds(tmp_path, monkeypatch):
+def test_errors_are_standard_errors_over_seeds_of_all_folders(tmp_path, output_of):
     for seed, loss in ((0, 1.0), (1, 2.0), (2, 3.0)):
-        write_run(tmp_path, "RAND", seed, [loss] * 5, minutes=loss, epochs=10)
-        write_run(tmp_path, "SB", seed, [loss] * 5, minutes=loss * (0.5 + 0.1 * seed), epochs=10)
-    call(tables.main, monkeypatch, tmp_path)
-    row = read_csv(tmp_path / "tables" / "table2.csv")[0]
+        folder = tmp_path / f"series{seed}"
+        write_run(folder, "RAND", seed, [loss] * 5, minutes=loss)
+        write_run(folder, "SB", seed, [loss] * 5, minutes=loss * (0.5 + 0.1 * seed))
+    folders = [tmp_path / f"series{seed}" for seed in range(3)]
+    assert "| RAND | 3 |" in output_of(tables, *folders, "--output", tmp_path / "tables")
+    row = table_rows(tmp_path, 2)["RAND"]
     assert float(row["vl3"]) == 2.0 and float(row["vl3_error"]) == pytest.approx(3**-0.5, rel=1e-5)
-    rows = {row["experiment"]: row for row in read_csv(tmp_path / "tables" / "table3.csv")}
     # 0.5, 1.2 and 2.1 minutes against 1, 2 and 3: 36.7 % less, the relative errors added in square.
+    row = table_rows(tmp_path, 3)["SB"]
     error = 100 * 1.9 / 3 * ((0.8020806 / 3**0.5 / (3.8 / 3)) ** 2 + (1 / 3**0.5 / 2) ** 2) ** 0.5
-    assert float(rows["SB"]["percent"]) == pytest.approx(100 * (1 - 1.9 / 3), rel=1e-4)
-    assert float(rows["SB"]["percent_error"]) == pytest.approx(error, rel=1e-4)
+    assert float(row["percent"]) == pytest.approx(100 * (1 - 1.9 / 3), rel=1e-4)
+    assert float(row["percent_error"]) == pytest.approx(error, rel=1e-4)
     assert "2.000 ± 0.577" in (tmp_path / "tables" / "table2.md").read_text()
 
 
-def test_the_papers_table_2_gives_its_tables_3_and_4_and_its_conclusions(
-    tmp_path, monkeypatch, capsys
-):
+def test_times_can_come_from_other_runs(tmp_path, output_of):
+    for name, minutes in (("RAND", 4.0), ("SB", 3.0)):
+        for seed in (0, 1):
+            write_run(tmp_path / "shared", name, seed, minutes=9.0 + seed)
+        write_run(tmp_path / "alone", name, 7, [2.0], minutes, epochs=2)
+    both = (tmp_path / "shared", "--timing", tmp_path / "alone")
+    output_of(tables, *both)
+    rows, saved = table_rows(tmp_path / "shared", 2), table_rows(tmp_path / "shared", 3)
+    assert rows["RAND"]["minutes"] == "4" and rows["SB"]["minutes"] == "3"
+    assert rows["SB"]["vl3"] == "1" and rows["SB"]["seeds"] == "2"
+    assert saved["SB"]["percent"] == "25" and saved["SB"]["minutes"] == "1"
+    assert output_of(figures, *both).count("wrote ") == 3
+
+
+# Conclusions
+
+
+def test_the_papers_table_2_gives_its_tables_3_and_4_and_its_conclusions(tmp_path, output_of):
     write_paper(tmp_path)
-    call(tables.main, monkeypatch, tmp_path)
-    for row in read_csv(tmp_path / "tables" / "table3.csv"):
+    path = write_run(tmp_path, "SB", 5, [float("nan")] * 22, PAPER["SB"]["minutes"])
+    printed = output_of(tables, tmp_path)
+    assert printed.split("Missing:")[1].split("\n")[1:3] == [
+        f"  {path}: has diverged, and is left out",
+        "",
+    ]
+    for row in table_rows(tmp_path, 3).values():
         assert float(row["percent"]) == pytest.approx(float(row["percent_paper"]), abs=0.02)
     reductions = []
-    for row in read_csv(tmp_path / "tables" / "table4.csv"):
+    for row in table_rows(tmp_path, 4):
         reductions.append(float(row["reduction_percent"]))
         assert reductions[-1] == pytest.approx(float(row["reduction_percent_paper"]), abs=0.02)
         assert float(row["low"]) < reductions[-1] < float(row["high"])
-    assert reductions == pytest.approx(
-        [6.75, 2.15, 1.21, 15.58, 11.42, 5.21, 14.29, 9.19, 2.83], abs=0.02
-    )
+    expected = [6.75, 2.15, 1.21, 15.58, 11.42, 5.21, 14.29, 9.19, 2.83]
+    assert reductions == pytest.approx(expected, abs=0.02)
+    assert verdicts(tmp_path) == ["supported"] * 5
     report = (tmp_path / "tables" / "conclusions.md").read_text()
-    assert report.count("**supported**") == 5
     assert report.count("| -1.2 |") == 1  # SSB-BR after BKT-BR, by the paper's VL3
-    assert "Missing" not in capsys.readouterr().out
+    assert report.count("Table 3.\n") == 1
 
 
-def verdicts(tmp_path, monkeypatch):
-    call(tables.main, monkeypatch, tmp_path)
-    report = (tmp_path / "tables" / "conclusions.md").read_text()
-    return [line.split("**")[1] for line in report.splitlines() if line[:1].isdigit()]
-
-
-def test_other_losses_contradict_a_conclusion(tmp_path, monkeypatch):
+def test_other_losses_contradict_a_conclusion(tmp_path, output_of):
     write_paper(tmp_path, SSB_DBS_BR=0.32, ATS_BR=0.35)
-    assert verdicts(tmp_path, monkeypatch) == [
-        "contradicted", "supported", "contradicted", "supported", "contradicted",
-    ]  # fmt: skip
+    output_of(tables, tmp_path)
+    contradicted = "contradicted"
+    expected = [contradicted, "supported", contradicted, "supported", contradicted]
+    assert verdicts(tmp_path) == expected
 
 
-def test_a_spread_as_large_as_the_differences_decides_nothing(tmp_path, monkeypatch):
-    write_paper(tmp_path, scatter=0.3)
-    assert verdicts(tmp_path, monkeypatch) == ["not decidable at this scale"] * 5
-
-
-def test_one_seed_decides_nothing(tmp_path, monkeypatch):
+def test_too_few_seeds_or_too_large_a_spread_decide_nothing(tmp_path, output_of):
+    write_paper(tmp_path / "spread", scatter=0.3)
     for name, row in PAPER.items():
-        write_run(tmp_path, name, 0, [row["vl3"]] * 5, epochs=10)
-    assert verdicts(tmp_path, monkeypatch) == ["not decidable at this scale"] * 5
+        for folder in ("one", "two"):
+            write_run(tmp_path / folder, name, 0, [row["vl3"]] * 5)
+    write_run(tmp_path / "two", "RAND", 1, [PAPER["RAND"]["vl3"] * 1.001] * 5)
+    for folder in ("spread", "one", "two"):
+        output_of(tables, tmp_path / folder)
+        assert verdicts(tmp_path / folder) == [OPEN] * 5
 
 
-def test_two_seeds_of_one_experiment_decide_nothing(tmp_path, monkeypatch):
-    for name, row in PAPER.items():
-        write_run(tmp_path, name, 0, [row["vl3"]] * 5, epochs=10)
-    write_run(tmp_path, "RAND", 1, [PAPER["RAND"]["vl3"] * 1.001] * 5, epochs=10)
-    assert verdicts(tmp_path, monkeypatch) == ["not decidable at this scale"] * 5
-
-
-def test_conclusions_about_runs_that_are_not_there_name_them(tmp_path, monkeypatch):
+def test_conclusions_about_runs_that_are_not_there_name_them(tmp_path, output_of):
     for name in ("RAND", "SSB-DBS-BR"):
-        write_run(tmp_path, name, 0, [1.0] * 5, epochs=10)
-    found = verdicts(tmp_path, monkeypatch)
-    assert found == ["not run", "not run", "not decidable at this scale", "not run", "not run"]
-    report = (tmp_path / "tables" / "conclusions.md").read_text()
-    assert "(needs SSB-BR, BKT-BR, ATS-BR)" in report
+        write_run(tmp_path, name)
+    assert "(needs SSB-BR, BKT-BR, ATS-BR)" in output_of(tables, tmp_path)
+    assert verdicts(tmp_path) == ["not run", "not run", OPEN, "not run", "not run"]
 
 
-def test_intervals_are_students(tmp_path):
-    losses = {"A": [1.0, 1.1, 1.21], "B": [2.0]}
-    figures = {e: dict(enumerate({"vl3": v} for v in values)) for e, values in losses.items()}
-    evidence = tables.Evidence(figures, "vl3")
-    middle, half = evidence.contrast(tables.change("A", "B"))
+def test_intervals_are_students():
+    results = {"A": {"vl3": [1.0, 1.1, 1.21]}, "B": {"vl3": [2.0]}}
+    evidence = tables.Evidence(results, "vl3")
+    middle, half = evidence.contrast("A → B")
     # ln 1.1 apart: sd ln 1.1 with 2 degrees of freedom, whose 97.5 % quantile is 4.3027.
     assert middle == pytest.approx(0.5978370, abs=1e-6)  # ln(2 / 1.1)
     assert half == pytest.approx(4.3026527 * 0.0953102 * (1 / 3 + 1) ** 0.5, rel=1e-5)
-    assert evidence.contrast({"C": 1.0}) is None
-    wide = evidence.contrast(tables.change("A", "B"), checks=2)[1]
+    assert evidence.contrast("A → C") == pytest.approx((float("nan"),) * 2, nan_ok=True)
+    wide = evidence.contrast("A → B", n_checks=2)[1]
     assert wide / half == pytest.approx(6.2053468 / 4.3026527, rel=1e-6)  # 98.75 % quantile
+    assert tables.weights_of("(A → B) against (C → D)") == {"A": -1, "B": 1, "C": 1, "D": -1}
 
 
-def test_rand_in_anothers_time_is_its_loss_when_the_other_ends(tmp_path):
+def test_rand_in_anothers_time_is_its_loss_when_the_other_ends(tmp_path, output_of):
     losses = [10.0, 9.0, 8.0, 7.0, 6.0]  # after 2, 4, ... 10 epochs
-    for name, minutes in (("RAND", 4.0), ("SB", 3.0), ("SSB", 5.0)):
-        write_run(tmp_path, name, 0, losses, minutes, epochs=10)
-    args = argparse.Namespace(runs=[tmp_path], timing=None, output=tmp_path / "out")
-    runs, series, figures, _ = tables.read_series(args)
-    found = tables.equal_time(figures, runs, series)
-    # SB ends when RAND has done 7.5 epochs: the mean of its loss then and two epochs before.
-    assert found["RAND in SB's time"] == [pytest.approx((7.25 + 8.25) / 2)]
-    # RAND ends before SSB does, and stays where it is.
-    assert found["RAND in SSB's time"] == found["RAND in RAND's time"] == [6.5]
+    series = runs.Series(10, [2, 4, 6, 8, 10], [1, 2, 4])
+    # After 7.5 epochs: the mean of the loss then and two epochs before.
+    assert tables.loss_after(7.5, losses, series) == pytest.approx((7.25 + 8.25) / 2)
+    for name, minutes in (("RAND", 4.0), ("SSB-BR", 3.0), ("BKT-BR", 5.0), ("ATS-BR", 4.0)):
+        write_run(tmp_path, name, 0, losses, minutes)
+    printed = output_of(tables, tmp_path)
+    assert "| RAND in SSB-BR's time → SSB-BR | lower | -16.1 |" in printed  # from 7.75 to 6.5
+    assert "| RAND in BKT-BR's time → BKT-BR | lower | +0.0 |" in printed  # RAND has ended before
+    assert "| RAND in ATS-BR's time → ATS-BR | lower | +0.0 |" in printed
 
 
-def test_a_run_that_diverged_is_left_out_and_named(tmp_path, monkeypatch, capsys):
-    write_paper(tmp_path)
-    path = write_run(tmp_path, "SB", 5, [float("nan")] * 22, epochs=44)
-    assert verdicts(tmp_path, monkeypatch) == ["supported"] * 5
-    assert f"{path}: has diverged, and is left out" in capsys.readouterr().out
-
-
-def test_runs_in_several_folders_are_one_series(tmp_path, monkeypatch):
-    for seed in (0, 1):
-        write_run(tmp_path / str(seed), "RAND", seed, [1.0, 1.0], epochs=4)
-    call(tables.main, monkeypatch, tmp_path / "0", tmp_path / "1", "--output", tmp_path / "both")
-    assert read_csv(tmp_path / "both" / "table2.csv")[0]["seeds"] == "2"
+# Conditions
 
 
 @pytest.mark.parametrize(
     ("starts", "reason"),
     [
+        ([{}, {}, {}], None),
+        ([None, None, None], None),
         # The first two are RAND's, whose first seed is the first to be named.
         ([{}, {}, {"decoder": "reference"}], "{1} trained with decoder=scan; {2} trained with "),
         ([{}, {"device": "H100"}, {}], "{0}, {2} trained with device=CPU: a fast one; {1} train"),
@@ -241,193 +251,254 @@ def test_runs_in_several_folders_are_one_series(tmp_path, monkeypatch):
         ([{}, {}, None], "{2} trained with device=unknown, threads=unknown, torch=unknown"),
     ],
 )
-def test_times_of_unequal_conditions_are_not_compared(
-    tmp_path, monkeypatch, capsys, starts, reason
-):
-    for case, of_case in (("equal", [{}, {}, {}]), ("unknown", [None] * 3), ("unequal", starts)):
-        paths = []
-        for (name, seed), start in zip((("RAND", 0), ("RAND", 1), ("SB", 0)), of_case, strict=True):
-            folder = tmp_path / case
-            paths.append(
-                write_run(folder, name, seed, [1.0] * 5, 4.0 - seed, epochs=10, start=start)
-            )
-        call(tables.main, monkeypatch, folder)
-        printed = capsys.readouterr().out
-        call(figures.main, monkeypatch, folder)
-        drawn = capsys.readouterr().out
-        rows = {row["experiment"]: row for row in read_csv(folder / "tables/table2.csv")}
-        saved = {row["experiment"]: row for row in read_csv(folder / "tables/table3.csv")}
-        assert rows["SB"]["vl3"] == "1" and rows["SB"]["n_batches"] == "4"
-        if case != "unequal":
-            assert rows["SB"]["minutes"] == "4" and saved["SB"]["percent"] != ""
-            assert "not compared" not in printed and drawn.count("wrote ") == 3
-            continue
-        for name in ("RAND", "SB"):
-            assert rows[name]["minutes"] == rows[name]["speed"] == rows[name]["memory"] == ""
-        assert saved["SB"]["minutes"] == saved["SB"]["percent"] == ""
-        assert saved["SB"]["steps_percent"] == "0"
-        line = next(s for s in printed.splitlines() if s.startswith("*Times are not compared: "))
-        assert reason.format(*paths) in line
-        for file in ("table2", "table3", "conclusions"):
-            text = (folder / "tables" / f"{file}.md").read_text()
-            assert "Times are not compared: " in text
-        assert "| RAND in SSB-BR's time → SSB-BR | lower | – |" in text
-        assert drawn.count("not drawn: ") == 2 and "wrote " in drawn
-        assert "loss_over_time.png: Times are not compared: " in drawn
-
-
-def test_a_run_resumed_elsewhere_has_times_of_two_machines(tmp_path, monkeypatch, capsys):
+def test_times_of_unequal_conditions_are_not_compared(tmp_path, output_of, starts, reason):
+    paths = [
+        write_run(tmp_path, "RAND", 0, minutes=4.0, start=starts[0]),
+        write_run(tmp_path, "RAND", 1, minutes=3.0, start=starts[1]),
+        write_run(tmp_path, "SB", 0, minutes=4.0, start=starts[2]),
+    ]
+    printed = output_of(tables, tmp_path)
+    rows, saved = table_rows(tmp_path, 2), table_rows(tmp_path, 3)
+    assert rows["SB"]["vl3"] == "1" and rows["SB"]["n_batches"] == "4"
+    if not reason:
+        assert rows["SB"]["minutes"] == "4" and saved["SB"]["percent"] != ""
+        assert "not compared" not in printed
+        return
     for name in ("RAND", "SB"):
-        path = write_run(tmp_path, name, 0, [1.0] * 5, epochs=10, start={})
+        assert rows[name]["minutes"] == rows[name]["speed"] == rows[name]["memory"] == ""
+    assert saved["SB"]["minutes"] == saved["SB"]["percent"] == ""
+    assert saved["SB"]["steps_percent"] == "0"
+    line = next(s for s in printed.splitlines() if s.startswith("*Times are not compared: "))
+    assert reason.format(*paths) in line
+    for file in ("table2", "table3", "conclusions"):
+        text = (tmp_path / "tables" / f"{file}.md").read_text()
+        assert "Times are not compared: " in text
+    assert "| RAND in SSB-BR's time → SSB-BR | lower | – |" in text and "Table 3." not in text
+
+
+def test_a_run_resumed_elsewhere_has_times_of_two_machines(tmp_path, output_of):
+    for name in ("RAND", "SB"):
+        path = write_run(tmp_path, name, start={})
     records = (path / "metrics.jsonl").read_text().splitlines()
     start = json.dumps({"event": "start", "epoch": 9, "step": 9, **CPU, "device": "H100"})
     (path / "metrics.jsonl").write_text("\n".join([*records, start, ""]))
-    call(tables.main, monkeypatch, tmp_path)  # no epoch has followed yet
-    assert "not compared" not in capsys.readouterr().out
+    assert "not compared" not in output_of(tables, tmp_path)  # no epoch has followed yet
     (path / "metrics.jsonl").write_text("\n".join([*records[:8], start, *records[8:], ""]))
-    call(tables.main, monkeypatch, tmp_path)
-    assert f"{path} trained with device=CPU: a fast one; {path} " in capsys.readouterr().out
+    assert f"{path} trained with device=CPU: a fast one; {path} " in output_of(tables, tmp_path)
 
 
-def test_only_the_times_that_are_used_have_to_be_of_equal_conditions(tmp_path, monkeypatch, capsys):
+def test_only_the_times_that_are_used_have_to_be_of_equal_conditions(tmp_path, output_of):
     for name, decoder in (("RAND", "scan"), ("SB", "reference")):
-        write_run(tmp_path / "a", name, 0, [1.0] * 5, epochs=10, start={"decoder": decoder})
-        write_run(tmp_path / "b", name, 0, [1.0] * 5, epochs=10, start={})
-    call(tables.main, monkeypatch, tmp_path / "a", "--timing", tmp_path / "b")
-    printed = capsys.readouterr().out
+        write_run(tmp_path / "a", name, start={"decoder": decoder})
+        write_run(tmp_path / "b", name, start={})
+    printed = output_of(tables, tmp_path / "a", "--timing", tmp_path / "b")
     assert "Times are not" not in printed and "Peak memory is not compared: " in printed
-    row = read_csv(tmp_path / "a/tables/table2.csv")[0]
+    row = table_rows(tmp_path / "a", 2)["RAND"]
     assert row["minutes"] == "1" and row["memory"] == ""
-    call(tables.main, monkeypatch, tmp_path / "b", "--timing", tmp_path / "a")
-    assert "Times are not compared: " in capsys.readouterr().out
-    row = read_csv(tmp_path / "b/tables/table2.csv")[0]
+    printed = output_of(tables, tmp_path / "b", "--timing", tmp_path / "a")
+    assert "Times are not compared: " in printed
+    row = table_rows(tmp_path / "b", 2)["RAND"]
     assert row["minutes"] == "" and row["memory"] == "1"
 
 
-def test_the_decoder_of_older_records_is_that_of_the_settings(tmp_path, monkeypatch, capsys):
-    write_run(tmp_path, "RAND", 0, [1.0] * 5, epochs=10)
-    write_run(tmp_path, "SB", 0, [1.0] * 5, epochs=10, decoder="reference")
-    call(tables.main, monkeypatch, tmp_path)
-    assert "RAND/seed0 trained with decoder=scan; " in capsys.readouterr().out
+def test_the_decoder_of_older_records_is_that_of_the_settings(tmp_path, output_of):
+    write_run(tmp_path, "RAND")
+    write_run(tmp_path, "SB", decoder="reference")
+    assert "RAND/seed0 trained with decoder=scan; " in output_of(tables, tmp_path)
 
 
-def test_too_few_validations_are_not_smoothed(tmp_path, monkeypatch, capsys):
-    drawn, plot = [], figures.Axes.plot
+def test_runs_that_do_not_compare_are_refused(tmp_path, monkeypatch, output_of):
+    monkeypatch.chdir(tmp_path)
 
-    def record(axes, x, y, *more, **options):
-        drawn.append(list(y))
-        return plot(axes, x, y, *more, **options)
+    def refused(message, *arguments):
+        for program in (tables, figures):
+            with pytest.raises(UserError, match=message):
+                output_of(program, *arguments)
 
-    monkeypatch.setattr(figures.Axes, "plot", record)
-    for n in (2, 3, 4):
-        folder, losses = tmp_path / str(n), [8.0, 4.0, 2.0, 1.0][:n]
-        for name in ("RAND", "SB-BR"):
-            write_run(folder, name, 0, losses, epochs=2 * n)
-        call(tables.main, monkeypatch, folder)
-        printed = capsys.readouterr().out
-        drawn.clear()
-        call(figures.main, monkeypatch, folder)
-        row = read_csv(folder / "tables/table2.csv")[0]
-        names = ("vl1", "vl2", "vl3", "vl_avg", "masked3", "masked_avg")
-        if n < 4:
-            assert drawn[0] == losses
-            assert {row[name] for name in names} == {""} and row["zpr"] == "10"
-            assert f"VL3 and VLavg are left out: with 3 validations or fewer (here {n})" in printed
-            for table in ("table2", "conclusions"):
-                text = (folder / "tables" / f"{table}.md").read_text()
-                assert "VL3 and VLavg are left out" in text
-            assert "**not decidable at this scale**" in text or "**not run**" in text
-        else:
-            assert drawn[0] == pytest.approx([6, 14 / 3, 7 / 3, 1.5])
-            assert [float(row[name]) for name in names[:3]] == pytest.approx(
-                [14 / 3, 7 / 3, 1.5], 1e-4
-            )
+    refused(r"nothing: holds no run; name the output of run_all", "nothing")
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b")
+    refused(r"seed0: are both RAND with seed 0; name folders", "a", "b")
+    write_run(tmp_path / "c", "SB", batch_size=32)
+    refused("batch_size is 16 in the first and 32 in the second", "a", "c")
+    write_run(tmp_path / "d", "BKT-BR", 0, bucket_size=64)
+    write_run(tmp_path / "d", "BKT-BR", 1)
+    refused("bucket_size is 64 in the first and 1024 in the second", "d")
+    write_run(tmp_path / "f", "SB", minutes=2.0, frames=541)
+    refused("has 540 frames in the first and 541 in the second", "a", "f")
+    refused("has 540 frames in the first and 541 in the second", "a", "--timing", "f")
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "hparams.json").write_text('{"gone": 1}')
+    refused(r"hparams\.json: not the settings of a run of this version", "e")
 
 
-def test_a_closed_pipe_leaves_the_tables_written(tmp_path):
-    write_run(tmp_path, "RAND", 0, [1.0] * 5, epochs=10)
-    reader, writer = os.pipe()
-    os.close(reader)
-    process = subprocess.run(
-        [sys.executable, "-m", "scripts.tables", tmp_path], stdout=writer, stderr=subprocess.PIPE,
-        text=True, check=False,
-    )  # fmt: skip
-    os.close(writer)
-    assert "output pipe closed" in process.stderr
-    assert "None" not in process.stderr and "Traceback" not in process.stderr
+# Files and figures
+
+
+def test_a_table_that_cannot_be_written_is_named(tmp_path, output_of):
+    write_run(tmp_path)
+    (tmp_path / "tables" / "table2.csv").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"table2\.csv: cannot be written \(Is a directory\)"):
+        output_of(tables, tmp_path)
+
+
+def test_a_closed_pipe_leaves_the_tables_written(tmp_path, monkeypatch, output_of):
+    def closed(*_):
+        raise BrokenPipeError
+
+    write_run(tmp_path)
+    monkeypatch.setattr("builtins.print", closed)
+    with pytest.raises(BrokenPipeError):
+        output_of(tables, tmp_path)
     assert len(list((tmp_path / "tables").iterdir())) == 9
 
 
-def test_times_can_come_from_other_runs(tmp_path, monkeypatch):
-    for name, minutes in (("RAND", 4.0), ("SB", 3.0)):
-        for seed in (0, 1):
-            write_run(tmp_path / "shared", name, seed, [1.0] * 5, 9.0 + seed, epochs=10)
-        write_run(tmp_path / "alone", name, 7, [2.0], minutes, epochs=2)
-    both = (tmp_path / "shared", "--timing", tmp_path / "alone")
-    call(tables.main, monkeypatch, *both)
-    rows = {row["experiment"]: row for row in read_csv(tmp_path / "shared/tables/table2.csv")}
-    assert rows["RAND"]["minutes"] == "4" and rows["SB"]["minutes"] == "3"
-    assert rows["SB"]["vl3"] == "1" and rows["SB"]["seeds"] == "2"
-    (row, *_) = read_csv(tmp_path / "shared/tables/table3.csv")
-    assert row["experiment"] == "SB-BR"
-    rows = {row["experiment"]: row for row in read_csv(tmp_path / "shared/tables/table3.csv")}
-    assert rows["SB"]["percent"] == "25" and rows["SB"]["minutes"] == "1"
-    call(figures.main, monkeypatch, *both)
+def test_slow_libraries_load_only_where_ctrl_c_is_handled():
+    code = "import sys; from scripts import compare_runs, figures, tables; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
+    assert not {b"torch", b"numpy", b"scipy", b"matplotlib"} & set(modules.split())
 
 
-@pytest.mark.parametrize("program", [tables, figures])
-def test_runs_that_do_not_compare_are_refused(tmp_path, monkeypatch, program):
-    with pytest.raises(UserError, match=r"nothing: holds no run; name the output of run_all"):
-        call(program.main, monkeypatch, tmp_path / "nothing")
-    write_run(tmp_path / "a", "RAND", 0, [1.0], epochs=2)
-    write_run(tmp_path / "b", "RAND", 0, [1.0], epochs=2)
-    with pytest.raises(UserError, match=r"seed0: are both RAND with seed 0; name folders"):
-        call(program.main, monkeypatch, tmp_path / "a", tmp_path / "b")
-    write_run(tmp_path / "c", "SB", 0, [1.0], epochs=2, batch_size=32)
-    with pytest.raises(UserError, match=r"batch_size is 16 in the one and 32 in the other"):
-        call(program.main, monkeypatch, tmp_path / "a", tmp_path / "c")
-    write_run(tmp_path / "d", "BKT-BR", 0, [1.0], epochs=2, bucket_size=64)
-    write_run(tmp_path / "d", "BKT-BR", 1, [1.0], epochs=2)
-    write_run(tmp_path / "f", "SB", 0, [1.0], epochs=2, minutes=2.0, frames=541)
-    with pytest.raises(UserError, match=r"has 540 frames of speech in the one and 541 in the oth"):
-        call(program.main, monkeypatch, tmp_path / "a", tmp_path / "f")
-    with pytest.raises(UserError, match=r"bucket_size is 64 in the one and 1024 in the other"):
-        call(program.main, monkeypatch, tmp_path / "d")
-    path = write_run(tmp_path / "g", "RAND", 0, [1.0], epochs=2)
-    (path / "metrics.jsonl").write_text('{"event": "validation", "epoch": 1, "loss": 1}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl: a record has no masked_loss; train the"):
-        call(program.main, monkeypatch, tmp_path / "g")
-    (tmp_path / "e").mkdir()
-    (tmp_path / "e" / "hparams.json").write_text('{"gone": 1}')
-    with pytest.raises(UserError, match=r"hparams\.json: not the settings of a run of this ver"):
-        call(program.main, monkeypatch, tmp_path / "e")
+def test_too_few_validations_are_not_smoothed(tmp_path, monkeypatch, output_of):
+    from matplotlib.axes import Axes
+
+    drawn, plot = [], Axes.plot
+
+    def record(axes, x, y, *more, **options):
+        drawn.append((axes, list(y)))
+        return plot(axes, x, y, *more, **options)
+
+    monkeypatch.setattr(Axes, "plot", record)
+    for n in (2, 3, 4):
+        folder, losses = tmp_path / str(n), [8.0, 4.0, 2.0, 1.0][:n]
+        for name in ("RAND", "SB-BR"):
+            write_run(folder, name, 0, losses)
+        printed = output_of(tables, folder)
+        drawn.clear()
+        output_of(figures, folder)
+        axes, curve = drawn[0]
+        assert all(tick == int(tick) for tick in axes.get_xticks())
+        row = table_rows(folder, 2)["RAND"]
+        names = ("vl1", "vl2", "vl3", "vl_avg", "masked3", "masked_avg")
+        if n < 4:
+            assert curve == losses
+            assert {row[name] for name in names} == {""} and row["zpr"] == "10"
+            reason = f"VL3 and VLavg are left out: with 3 validations or fewer (here {n})"
+            assert printed.count(reason) == 2  # Table 2 and the conclusions
+            assert {"not run", OPEN} >= set(verdicts(folder))
+        else:
+            assert curve == pytest.approx([6, 14 / 3, 7 / 3, 1.5])
+            values = [float(row[name]) for name in names[:3]]
+            assert values == pytest.approx([14 / 3, 7 / 3, 1.5], 1e-4)
 
 
-def test_a_table_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    write_run(tmp_path, "RAND", 0, [1.0], epochs=2)
-    (tmp_path / "tables" / "table2.csv").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"table2\.csv: cannot be written \(Is a directory\)"):
-        call(tables.main, monkeypatch, tmp_path)
-
-
-def test_figures_are_drawn(tmp_path, monkeypatch):
+def test_figures_are_drawn_and_old_ones_do_not_stay(tmp_path, output_of):
     write_paper(tmp_path)
-    write_run(tmp_path, "BKT-DBS", 0, [0.4] * 22, 20.0, 700, epochs=44)  # one of the user's own
-    call(figures.main, monkeypatch, tmp_path)
+    write_run(tmp_path, "BKT-DBS", 0, [0.4] * 22, 20.0, steps=700)  # one of the user's own
+    output_of(figures, tmp_path)
     drawn = {path.name: path.stat().st_size for path in (tmp_path / "figures").iterdir()}
     assert set(drawn) == {"figure4.png", "loss_over_time.png", "time_over_steps.png"}
     assert min(drawn.values()) > 10_000
+    write_run(tmp_path, "SB", 7, [0.4] * 22, start={})  # on another machine
+    printed = output_of(figures, tmp_path)
+    assert printed.count("wrote ") == 1 and printed.count("not drawn: ") == 2
+    assert "loss_over_time.png: Times are not compared: " in printed
+    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["figure4.png"]
 
 
-def test_figures_need_a_validation(tmp_path, monkeypatch):
-    write_run(tmp_path, "RAND", 0, [], epochs=2)
+def test_a_figure_that_cannot_be_drawn_yet_leaves_the_others(tmp_path, output_of):
+    path = write_run(tmp_path, "RAND", 0, [], epochs=4)
     with pytest.raises(UserError, match=r"figure4\.png: no run has been validated yet"):
-        call(figures.main, monkeypatch, tmp_path)
+        output_of(figures, tmp_path)
+    path.rename(tmp_path / "gone")
+    write_run(tmp_path / "one", "RAND", 0, [1.0, float("nan")])  # diverged
+    printed = output_of(figures, tmp_path / "one")
+    assert printed.count("wrote ") == 2
+    assert "not drawn: " in printed and "needs an epoch of RAND and of another" in printed
 
 
-def test_a_figure_that_cannot_be_drawn_yet_leaves_the_others(tmp_path, monkeypatch, capsys):
-    write_run(tmp_path, "RAND", 0, [1.0], epochs=2)
-    call(figures.main, monkeypatch, tmp_path)
-    output = capsys.readouterr().out
-    assert output.count("wrote ") == 2
-    assert "not drawn: " in output and "needs an epoch of RAND and of another" in output
+# compare_runs.py
+
+
+def compared(printed):
+    """The rows of a printed table by its column names, and the notes below it."""
+    lines = printed.splitlines()
+    head, _, *rows = ([c.strip() for c in s.split("|")[1:-1]] for s in lines if s[0] == "|")
+    rows = [dict(zip(head, cells, strict=True)) for cells in rows]
+    return rows, [line for line in lines if line[0] != "|"]
+
+
+def test_compare_runs_finds_the_runs_of_a_series(tmp_path, output_of):
+    for name, minutes in (("SB", 1.5), ("RAND", 2.0)):
+        for seed in (0, 1000):
+            write_run(tmp_path / "series", name, seed, [1.0, 0.5], minutes)
+    begun = write_run(tmp_path / "series", "SSB", 0, [1.0], epochs=4)  # stopped at 2 of 4
+    rows, _ = compared(output_of(compare_runs, tmp_path / "series"))
+    names = ["RAND/seed0", "RAND/seed1000", "SB/seed0", "SB/seed1000", "SSB/seed0"]
+    assert [row["run"] for row in rows] == names
+    assert [row["epochs"] for row in rows] == ["4/4", "4/4", "4/4", "4/4", "2/4"]
+    assert [row["time"] for row in rows[:4]] == ["+0.0 %", "+0.0 %", "-25.0 %", "-25.0 %"]
+    (begun / "metrics.jsonl").write_text("")
+    write_run(tmp_path / "other", "RAND", 0, [1.0, 0.5])
+    folders = (begun, tmp_path / "series/RAND/seed0", tmp_path / "other/RAND")
+    (first, *others), _ = compared(output_of(compare_runs, *folders))
+    assert first["epochs"] == "0/4" and first["ABL"] == first["alignment"] == "–"
+    assert [row["run"] for row in others] == ["series/RAND/seed0", "other/RAND/seed0"]
+    assert others[0]["time"] == "–"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"frames": 541}, "RAND/seed0 and SB/seed0: times are not compared: an epoch has 540"),
+        ({"decoder_rnn_dim": 64}, "decoder_rnn_dim is 1024 in the first and 64 in the second"),
+        ({"precision": "bf16"}, "precision is fp32 in the first and bf16 in the second"),
+        ({"start": {"threads": 16}}, "SSB/seed0 trained with threads=2; {} with threads=16"),
+        ({"start": {"device": "H100", "torch": "2.14"}}, "torch=2.13.0; {} with device=H100, tor"),
+        ({"start": {"decoder": "reference"}}, "decoder=scan; {} with decoder=reference"),
+    ],
+)
+def test_compare_runs_compares_times_in_equal_conditions(tmp_path, output_of, changed, reason):
+    first = write_run(tmp_path, "RAND", start={})
+    same = {"start": {}, "lrf": 0.5, "batch_size": 8, "epochs_per_validation": 1}
+    write_run(tmp_path, "SSB", minutes=2.0, **same)
+    other = write_run(tmp_path, "SB", minutes=2.0, **{"start": {}, **changed})
+    rows, (note,) = compared(output_of(compare_runs, first, tmp_path / "SSB", other))
+    assert [row["time"] for row in rows] == ["+0.0 %", "+100.0 %", "–"]
+    assert "times are not compared: " in note and reason.format(f"{other} trained") in note
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "bad: holds no run; name the output of run_all.sh or train.py"),
+        ("not json\n", "metrics.jsonl: cannot be read"),
+        ("[]\n", "metrics.jsonl: a record has no e"),
+        ('{"event": "epoch", "epoch": 0}\n', "metrics.jsonl: a record has no abl"),
+        ('{"event": "validation", "epoch": 1, "loss": 1}\n', "metrics.jsonl: a record has no dia"),
+    ],
+)
+def test_records_that_cannot_be_read_are_named(
+    tmp_path, monkeypatch, capsys, output_of, content, message
+):
+    bad = tmp_path / "bad"
+    if content is not None:
+        bad = write_run(tmp_path, "SB", 0, [])
+        (bad / "metrics.jsonl").write_text(content)
+    for program in (compare_runs, tables):
+        with pytest.raises(UserError, match=message):
+            output_of(program, bad)
+    assert not capsys.readouterr().out
+    good = write_run(tmp_path)
+    with pytest.raises(UserError, match=message):
+        output_of(compare_runs, bad, good, tmp_path / "nowhere")
+    (row,), _ = compared(capsys.readouterr().out)  # the others are shown
+    assert row["run"] == "RAND/seed0"
+
+
+def test_compare_runs_reads_what_training_records(tmp_path, settings, run, output_of):
+    run("run", settings + "epochs=2")
+    *_, first, second = output_of(compare_runs, tmp_path / "run", tmp_path / "run").splitlines()
+    assert first == second and "| run |" in first.replace("  ", "") and "+0.0 %" in first
+    epochs, zpr, _, batches = (cell.strip() for cell in first.split("|")[2:6])
+    assert epochs == "2/2" and 0 < float(zpr) < 100 and float(batches) <= 3
