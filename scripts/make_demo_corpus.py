@@ -4,14 +4,14 @@
     python scripts/make_demo_corpus.py corpus --clips 13100       # LJSpeech's size: 3.8 GB
 
     corpus/wavs/DM001-0001.wav     22,050 Hz, mono, 16 bit
-    corpus/metadata.csv            ID|text|normalised text, written last
+    corpus/metadata.csv            ID|text|text, written last
     corpus/corpus.json             the arguments it was made with
 
-A small grammar writes the texts, and the durations follow LJSpeech's, so that batches need as
-much padding as they do there. The same arguments give the same bytes, with any number of workers.
+A small grammar writes the texts. Durations follow LJSpeech's, so batches need as much padding. The
+same arguments give the same bytes, with any number of workers.
 
-espeak-ng comes with the package espeakng-loader. It is under the GPL, version 3, and this
-project's code under the BSD 3-Clause licence: nothing else here may import this program.
+espeak-ng comes with the package espeakng-loader, under the GPL, version 3, while this project is
+under the BSD 3-Clause licence: nothing else here may import this program.
 """
 
 import argparse
@@ -28,7 +28,6 @@ import signal
 import sys
 import threading
 import wave
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -37,11 +36,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cli import ArgumentParser, UserError, exit_on_user_error, progress_bar
+from cli import ArgumentParser, UserError, exit_on_user_error, positive, progress_bar
 from files import locked, replacing, require_space
 
 SAMPLING_RATE = 22050  # Hz, espeak-ng's own
-VERSION = 2  # raise it when the same arguments give other bytes
+VERSION = 3  # raise it when the same arguments give other bytes
 WHEEL = "espeakng-loader==0.2.4"
 
 # LJSpeech's durations: this share of its clips is shorter than this many frames of 256 samples.
@@ -64,17 +63,17 @@ MIN_DURATION_SCALE, MAX_DURATION_SCALE = 0.35, 3.0  # one short word; half a min
 # {name} stands for a random alternative of that rule. Bars separate the alternatives.
 TEMPLATES = """
 word: {exclamation} | {exclamation} | {name} | {town} | {object}s | {did} | {adverb} | {adjective}
-    | {weekday} | {month} | {count} | {trade}s
+    | {weekday} | {month} | {number} | {trade}s
 phrase: {thing} | {things} | {where} | {when} | {person} {went} | {nature} {happened}
     | {verb} {thing} | {exclamation}, {name} | {adjective} and {adjective} | {person} {adverb}
-    | it cost {money} | who {did} {thing} | chapter {count} | it was {clock}
+    | who {did} {thing} | chapter {number} | it was {clock}
 sentence: {clause}. | {clause} {when}. | {clause}, {joined}. | {clause}, {joined}, {joined}.
     | {clause}; {clause}. | {clause} -- {joined}. | {when}, {clause}. | {adverb}, {clause}.
-    | "{clause}," {said} {person}. | {person} {said}, "{clause}." | {exclamation}!
-    | {verb} {thing} {where}. | who {did} {thing} {where}? | why did {person} {verb} {thing}?
+    | {person} {said} that {clause}. | {exclamation}! | {verb} {thing} {where}.
+    | who {did} {thing} {where}? | why did {person} {verb} {thing}?
 clause: {person} {did} {thing} | {person} {did} {thing} {where} | {person} {adverb} {did} {thing}
     | {person} {went} {where} | {things} {lay} {where} | {person} gave {person} {thing}
-    | {person} paid {money} for {things} | {nature} {happened} | {person} and {person} {went}
+    | {nature} {happened} | {person} and {person} {went}
     | {person} {did} {thing}, {thing} and {thing} | the {place} was {adjective}
 joined: and {clause} | but {clause} | because {clause} | while {clause} | until {clause}
 person: the {trade} | the {adjective} {trade} | {title} {surname} | {name} | {name} {surname}
@@ -82,32 +81,25 @@ person: the {trade} | the {adjective} {trade} | {title} {surname} | {name} | {na
 thing: the {object} | a {adjective} {object} | a {object} of {material} | {name}'s {object}
     | the {trade}'s {object} | this {adjective} {object}
 did: {verb}ed | {verb}ed | {past}
-things: {object}s | {adjective} {object}s | {count} {object}s | {count} {adjective} {object}s
+things: {object}s | {adjective} {object}s | {number} {object}s | {number} {adjective} {object}s
 where: in the {place} | near the {place} | behind the {place} | in {town} | under the {object}
     | beyond the {place} | outside {town} | between the {place} and the {object}
-when: on {weekday} | in {month} | at {clock} | every {weekday} | in {year} | last {season}
+when: on {weekday} | in {month} | at {clock} | every {weekday} | last {season}
     | on the {ordinal} of {month} | before {clock} | all {season}
 nature: the {weather} | the {adjective} {weather}
-count: {number} | {tens} | {tens}-{number} | {number} hundred | {digits} | {digits}
-money: {number} dollars | {tens}-{number} cents | {number} thousand francs | {price} | {price}
-clock: {number} o'clock | half past {number} | a quarter to {number} | {time}
+number: {digit} | {tens} | {tens}-{digit} | {digit} hundred
+clock: {digit} o'clock | half past {digit} | a quarter to {digit} | noon | midnight
 """
 
-# In these rules spaces separate the alternatives, and _ stands for a space. 9:30~nine_thirty is
-# written 9:30 and spoken "nine thirty".
+# In these rules spaces separate the alternatives, and _ stands for a space.
 WORDS = """
 exclamation: no yes up it egg go cut stop wait hush listen never enough silence maybe perhaps beware
     agreed exactly hurry fire help bravo hello thanks wake_up not_yet so_what well_done too_late
     at_once sit_down who_knew why_not good_heavens look_out what_nonsense
-number: two three four five six seven eight nine ten eleven twelve
+digit: two three four five six seven eight nine
 tens: twenty thirty forty fifty sixty seventy eighty ninety
-digits: 3~three 13~thirteen 16~sixteen 19~nineteen 27~twenty-seven 48~forty-eight 62~sixty-two
-    75~seventy-five 90~ninety 150~one_hundred_fifty 1,200~one_thousand_two_hundred
-price: $5~five_dollars $40~forty_dollars £8~eight_pounds £60~sixty_pounds
-year: 1492~fourteen_ninety-two 1605~sixteen_oh_five 1900~nineteen_hundred 1815~eighteen_fifteen
-time: noon midnight 4:05~four_oh_five 9:30~nine_thirty 10:18~ten_eighteen
-ordinal: first second third fifth eighth ninth 4th~fourth 12th~twelfth 21st~twenty-first
-title: Mr.~Mister Mrs.~Missus Dr.~Doctor Capt.~Captain Col.~Colonel Rev.~Reverend Miss Aunt Uncle
+ordinal: first second third fourth fifth eighth ninth twelfth twenty-first
+title: Mister Missus Doctor Captain Colonel Reverend Miss Aunt Uncle
 name: Agnes Boris Clara David Edith Felix Grace Hugo Iris Jack Karen Leo Martha Nora Oscar Paul
     Quentin Rose Simon Tess Ursula Victor Wanda Xenia Yusuf Zoe
 surname: Ashworth Beaumont Doyle Everett Fitzgerald Garza Hargrove Ibsen Jenkins Kowalski Lindquist
@@ -163,40 +155,31 @@ RULES = parse_rules(TEMPLATES, "|") | parse_rules(WORDS, None)
 
 
 def expand(rule: str, rng: random.Random) -> str:
-    """A random text of ``rule``, in which ~ and _ are left for :func:`spell`."""
-    return re.sub(r"\{(\w+)\}", lambda match: expand(match[1], rng), rng.choice(RULES[rule]))
+    """A random text of ``rule``."""
+    text = re.sub(r"\{(\w+)\}", lambda match: expand(match[1], rng), rng.choice(RULES[rule]))
+    return re.sub(r"\ba (?=[aeiou])", "an ", text.replace("_", " "))
 
 
-def spell(text: str, spoken: bool) -> str:
-    """``text`` of :func:`expand` as it is written or spoken, with its articles and capitals."""
-    text = re.sub(r"([^\s~\"]+)~([\w-]+)", r"\2" if spoken else r"\1", text).replace("_", " ")
-    text = re.sub(r"\ba (?=[aeiou])", "an ", text)
-    starts = r"(^\"?|[!?.]\"? \"?|, \")([a-z])"
-    return re.sub(starts, lambda match: match[1] + match[2].upper(), text)
-
-
-def reading_seconds(spoken: str) -> float:
+def reading_seconds(text: str) -> float:
     """About how long the engine takes to say this, to 7 %: least squares over 600 texts."""
-    letters = len(re.sub(r"[^\w ]", "", spoken))
-    commas = len(re.findall(r"[,;:] | -- ", spoken))
-    stops = len(re.findall(r'[.?!]"? ', spoken))
+    letters = len(re.sub(r"[^\w ]", "", text))
+    commas = len(re.findall(r"[,;:] | -- ", text))
+    stops = len(re.findall(r"[.?!] ", text))
     return 0.19 + 0.06 * letters + 0.35 * commas + 0.6 * stops
 
 
-def write(seconds: float, rng: random.Random) -> tuple[str, str]:
-    """A random text that takes about ``seconds`` to say, as it is written and spoken."""
+def write(seconds: float, rng: random.Random) -> str:
+    """A random text that takes about ``seconds`` to say."""
     for attempt in itertools.count(1):
-        if seconds < 0.75:
-            text = expand("word", rng) + rng.choice(".!?")
-        elif seconds < 1.8:
-            text = expand("phrase", rng) + rng.choice(".!?")
+        if seconds < 1.8:
+            text = expand("word" if seconds < 0.75 else "phrase", rng) + rng.choice(".!?")
         else:
             text = expand("sentence", rng)
             while reading_seconds(text) < seconds - 1:
                 text += " " + expand("sentence", rng)
-        spoken = spell(text, spoken=True)
-        if abs(reading_seconds(spoken) / seconds - 1) < 0.005 * attempt:
-            return spell(text, spoken=False), spoken
+        text = re.sub(r"(?:^|[.!?] )[a-z]", lambda match: match[0].upper(), text)
+        if abs(reading_seconds(text) / seconds - 1) < 0.005 * attempt:
+            return text
 
 
 def read_transcripts(path: Path) -> dict[str, str]:
@@ -302,18 +285,16 @@ def find_engine() -> tuple[str, str]:
         raise UserError(f"{error}; pip install --force-reinstall {WHEEL}") from None
 
 
-def speak_to_length(
-    engine: Engine, n_samples: int, rng: random.Random
-) -> tuple[str, str, np.ndarray]:
-    """A text, as written and as spoken, and its speech, which fills ``n_samples`` with padding."""
+def speak_to_length(engine: Engine, n_samples: int, rng: random.Random) -> tuple[str, np.ndarray]:
+    """A text and its speech, which fills ``n_samples`` with padding."""
     least, usual, most = (round(seconds * SAMPLING_RATE) for seconds in PADDING)
     for _ in range(200):
-        written, spoken = write((n_samples - usual) / SAMPLING_RATE, rng)
+        text = write((n_samples - usual) / SAMPLING_RATE, rng)
         rate = WORDS_PER_MINUTE
         for _ in range(4):
-            speech = engine.say(spoken, rate)
+            speech = engine.say(text, rate)
             if least <= n_samples - len(speech) <= most:
-                return written, spoken, speech
+                return text, speech
             rate = round(rate * len(speech) / (n_samples - usual))
             if abs(rate - WORDS_PER_MINUTE) > MAX_RATE_CHANGE:
                 break
@@ -350,17 +331,16 @@ def make_chunk(
     for clip_id, wanted in chunk:
         rng = random.Random(f"{seed} {clip_id}")
         if isinstance(wanted, int):
-            written, spoken, speech = speak_to_length(engine, wanted, rng)
+            text, speech = speak_to_length(engine, wanted, rng)
             n_samples = wanted
         else:
-            written = spoken = wanted
-            speech = engine.say(spoken, WORDS_PER_MINUTE + rng.randint(-5, 5))
+            text, speech = wanted, engine.say(wanted, WORDS_PER_MINUTE + rng.randint(-5, 5))
             if not len(speech):
                 raise UserError(f"--transcripts: the text of '{clip_id}' has no sound; change it")
             least, usual, most = PADDING
             n_samples = len(speech) + round(rng.triangular(least, most, usual) * SAMPLING_RATE)
         write_wav(wavs / f"{clip_id}.wav", speech, n_samples, seed=rng.getrandbits(64))
-        lines.append(f"{clip_id}|{written}|{spoken}\n")
+        lines.append(f"{clip_id}|{text}|{text}\n")
     return lines
 
 
@@ -399,26 +379,23 @@ def make_clips(
     return lines
 
 
-def is_finished(folder: Path, record: str, clip_ids: Iterable[str]) -> bool:
-    """Whether ``folder`` holds the whole corpus of this ``record``.
+def is_finished(folder: Path, record: str, n_clips: int) -> bool:
+    """Whether ``folder`` holds the corpus of this ``record``.
 
     Raises:
         UserError: it holds something else.
     """
-    if not folder.is_dir():
-        return False
-    fix = "choose another folder, or delete this one"
-    names = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.glob("*")} - {"lock", "corpus.json.part"}
     if "corpus.json" in names:
-        found = (folder / "corpus.json").read_text(errors="replace")
-        if found != record:
-            raise UserError(
-                f"{folder}: holds the corpus {found[:300].strip()}, not {record.strip()}; {fix}"
-            )
-    elif others := names - {"lock", "corpus.json.part"}:  # these a killed run may leave
-        raise UserError(f"{folder}: holds {min(others)}, which this program did not make; {fix}")
-    wavs = {path.stem for path in folder.glob("wavs/*.wav")}
-    return "metadata.csv" in names and wavs.issuperset(clip_ids)
+        held = (folder / "corpus.json").read_text(errors="replace").strip()
+        if held == record.strip():
+            return "metadata.csv" in names and len(list(folder.glob("wavs/*"))) == n_clips
+        problem = f"holds the corpus {held[:300]}, not {record.strip()}"
+    elif names:
+        problem = f"holds {min(names)}, which this program did not make"
+    else:
+        return False
+    raise UserError(f"{folder}: {problem}; choose another folder, or delete this one")
 
 
 def make_corpus(args: argparse.Namespace) -> None:
@@ -444,7 +421,7 @@ def make_corpus(args: argparse.Namespace) -> None:
     }
     record = json.dumps(record) + "\n"
     wavs, metadata = folder / "wavs", folder / "metadata.csv"
-    finished = is_finished(folder, record, clips)
+    finished = is_finished(folder, record, len(clips))
     if not finished:
         require_space(folder, n_bytes, "choose another disk, or make fewer --clips")
         with locked(folder):
@@ -469,49 +446,29 @@ def make_corpus(args: argparse.Namespace) -> None:
 def parse_args() -> argparse.Namespace:
     parser = ArgumentParser(
         description="Make a speech corpus in LJSpeech's layout, spoken by espeak-ng: wavs/ID.wav "
-        "(22,050 Hz, mono, 16 bit) and metadata.csv (ID|text|normalised text). The durations of "
-        "the clips follow LJSpeech's. The same arguments give the same bytes.",
-        epilog=f"The engine comes with: pip install {WHEEL} (GPL version 3). 13,100 clips, 24 "
-        "hours of speech, take a few minutes on two CPU cores, and 3.8 GB.",
+        "(22,050 Hz, mono, 16 bit) and metadata.csv. Durations follow LJSpeech's. The same "
+        "arguments give the same bytes.",
+        epilog=f"The engine: pip install {WHEEL} (GPL version 3). 13,100 clips, 24 hours of "
+        "speech, take a few minutes on two CPU cores, and 3.8 GB.",
     )
-    parser.add_argument("output_dir", metavar="DIR", type=Path, help="folder for the corpus")
-    parser.add_argument(
-        "--clips", type=int, metavar="N", help="number of clips (default: 300; LJSpeech has 13100)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="another seed gives other texts (default: 0)"
-    )
-    parser.add_argument(
-        "--duration_scale", type=float, metavar="X",
-        help="multiply all durations, 1.1 to 10.1 s in LJSpeech, by "
-        f"{MIN_DURATION_SCALE} to {MAX_DURATION_SCALE} (default: 1.0)",
+    add = parser.add_argument
+    add("output_dir", metavar="DIR", type=Path, help="folder for the corpus")
+    add("--clips", type=int, default=300, help="how many (default 300; LJSpeech has 13100)")
+    add("--seed", type=int, default=0, help="another seed gives other texts (default 0)")
+    scales = f"{MIN_DURATION_SCALE} to {MAX_DURATION_SCALE}"
+    add(
+        "--duration_scale", type=float, default=1.0, metavar="X",
+        help=f"multiply LJSpeech's durations, 1.1 to 10.1 s, by {scales} (default 1.0)",
     )  # fmt: skip
-    parser.add_argument(
-        "--transcripts", metavar="FILE", type=Path,
-        help="speak the texts of this UTF-8 file of ID|text lines instead; each takes its time",
-    )  # fmt: skip
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parser.add_argument(
-        "--workers", type=int, default=cores or 1, metavar="N",
-        help="number of processes (default: one per CPU core, here %(default)s)",
-    )  # fmt: skip
+    add("--transcripts", type=Path, metavar="FILE", help="speak these ID|text lines instead")
+    add("--workers", type=positive, default=os.cpu_count() or 1, help="processes (default: cores)")
     args = parser.parse_args()
-
-    if args.transcripts is not None:
-        for name in ("clips", "duration_scale"):
-            if getattr(args, name) is not None:
-                raise UserError(f"--{name}: does not go with --transcripts; give one of the two")
-    args.clips = 300 if args.clips is None else args.clips
-    args.duration_scale = 1.0 if args.duration_scale is None else args.duration_scale
+    if args.transcripts and (args.clips, args.duration_scale) != (300, 1.0):
+        raise UserError("--transcripts: does not go with --clips or --duration_scale; leave it out")
     if not 1 <= args.clips <= MAX_CLIPS:
-        raise UserError(f"--clips {args.clips}: give 1 to {MAX_CLIPS}")
-    if args.workers < 1:
-        raise UserError(f"--workers {args.workers}: give 1 or more")
+        raise UserError(f"--clips {args.clips}: use 1 to {MAX_CLIPS}")
     if not MIN_DURATION_SCALE <= args.duration_scale <= MAX_DURATION_SCALE:
-        raise UserError(
-            f"--duration_scale {args.duration_scale}: give {MIN_DURATION_SCALE} (the shortest "
-            f"clips are then one short word) to {MAX_DURATION_SCALE}"
-        )
+        raise UserError(f"--duration_scale {args.duration_scale}: use {scales}")
     return args
 
 

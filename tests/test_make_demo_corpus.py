@@ -160,30 +160,15 @@ def test_the_scale_keeps_the_shape_and_the_seed_changes_the_durations():
     assert np.quantile(whole, 0.5) / 256 == pytest.approx(585, abs=5)
 
 
-def test_the_grammar_uses_every_rule_and_all_letters_and_speaks_no_digits():
+def test_the_grammar_uses_every_rule_and_all_letters():
     named = set(re.findall(r"\{(\w+)\}", demo.TEMPLATES))
     assert set(demo.RULES) == named | {"word", "phrase", "sentence"}
     rng = random.Random(0)
     texts = [demo.write(rng.uniform(0.4, 10), rng) for _ in range(600)]
-    allowed = set(string.ascii_letters + " .,;:!?'\"-")
-    assert all(set(spoken) <= allowed for _, spoken in texts)
-    assert set(string.ascii_letters) <= set("".join(written for written, _ in texts))
-    assert not any(re.search(r"[|\n~_]", written) for written, _ in texts)
-    assert len({word for _, spoken in texts for word in re.findall(r"[a-z']+", spoken)}) > 700
-    assert not any(re.search(r"\b[Aa] [AEIOUaeiou]", spoken) for _, spoken in texts)
-
-
-@pytest.mark.parametrize(
-    ("text", "written", "spoken"),
-    [
-        ("a axe, a jug", "An axe, a jug", "An axe, a jug"),
-        ("Mr.~Mister Doyle", "Mr. Doyle", "Mister Doyle"),
-        ("at 4:05~four_oh_five, wake_up!", "At 4:05, wake up!", "At four oh five, wake up!"),
-        ('go! he said, "8~eight a." no', 'Go! He said, "8 a." No', 'Go! He said, "Eight a." No'),
-    ],
-)  # fmt: skip
-def test_texts_are_written_and_spoken(text, written, spoken):
-    assert (demo.spell(text, spoken=False), demo.spell(text, spoken=True)) == (written, spoken)
+    letters = set(string.ascii_letters)
+    assert letters <= set("".join(texts)) <= letters | set(" .,;:!?'-")
+    assert len({word for text in texts for word in re.findall(r"[a-z']+", text)}) > 700
+    assert not any(re.search(r"\b[Aa] [AEIOUaeiou]|[.!?] [a-z]", text) for text in texts)
 
 
 # Refusals
@@ -192,15 +177,15 @@ def test_texts_are_written_and_spoken(text, written, spoken):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x", "--clips", "0"], "--clips 0: give 1 to 249750"),
+        (["x", "--clips", "0"], "--clips 0: use 1 to 249750"),
         (["x", "--clips", "ten"], "--clips: invalid int value: 'ten'; --help"),
-        (["x", "--workers", "0"], "--workers 0: give 1 or more"),
-        (["x", "--duration_scale", "0.2"], "--duration_scale 0.2: give 0.35 ("),
-        (["x", "--duration_scale", "nan"], "--duration_scale nan: give 0.35 ("),
+        (["x", "--workers", "0"], "--workers: 0: use a whole number, 1 or more"),
+        (["x", "--duration_scale", "0.2"], "--duration_scale 0.2: use 0.35 to 3.0"),
+        (["x", "--duration_scale", "nan"], "--duration_scale nan: use 0.35 to 3.0"),
         (["x", "--seeds", "1"], "unrecognized arguments: --seeds 1; --help"),
         ([], "the following arguments are required: DIR; --help shows the arguments"),
-        (["x", "--transcripts", "t", "--clips", "3"], "--clips: does not go with --transcripts;"),
-        (["x", "--transcripts", "t", "--duration_scale", "1"], "--duration_scale: does not go"),
+        (["x", "--transcripts", "t", "--clips", "3"], "--transcripts: does not go with --clips"),
+        (["x", "--transcripts", "t", "--duration_scale", "2"], "--transcripts: does not go with"),
         (["x", "--transcripts", "t"], "--transcripts t: No such file or directory; give a text"),
         (["x", "--transcripts", "bad"], "bad:1: 'a Good.': has not one bar"),
         (["bad/x"], "bad/x: cannot be written (Not a directory); give another folder"),
@@ -269,10 +254,3 @@ def test_a_full_disk_is_named_before_and_during_the_work(tmp_path, monkeypatch, 
     assert re.fullmatch(rf"error: {folder}\S*: File too large; make room.*\n", done.stderr)
     call(folder, "--clips", 3)  # with room, it is made anew
     assert len(rows(folder)) == 3
-
-
-def test_help_tells_a_stranger_what_it_makes(call, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        call("--help")
-    printed = capsys.readouterr().out
-    assert "metadata.csv" in printed and "espeakng-loader==0.2.4" in printed
