@@ -132,6 +132,7 @@ def main() -> None:
 
 
 def train(args: argparse.Namespace, resources: ExitStack) -> None:
+    """A whole run. ``resources`` ends the loader processes and the signal handlers after it."""
     # Settings
     folder = args.output_dir
     source, state = find_checkpoint(args)
@@ -144,8 +145,8 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         hparams = create_hparams(args.hparams, args.preset)
     if args.warm_start:
         state = {"state_dict": state["state_dict"]}
-    by_nvidia = "optimizer" in state and "iteration" in state
-    continued = all(name in state for name in checkpoint.STATE)
+    by_nvidia = "optimizer" in state and "iteration" in state  # a training state of NVIDIA's code
+    continued = all(name in state for name in checkpoint.STATE)  # or one of train.py
     if source and not (by_nvidia or continued or args.warm_start):
         print(f"note: {source}: has weights but no training state; starting at epoch 0")
     progress = Progress.of(state, source) if continued else Progress()
