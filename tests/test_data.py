@@ -56,10 +56,10 @@ def load_list(hparams, content):
 
 
 def load_all(hparams):
-    """Both sets, checked to the last sample."""
+    """Check both sets, to the last sample; the training batches."""
     train, val = load_data(hparams)
     open_mels([*train, *val], hparams)
-    return train, val
+    return data_utils.training_sampler(train, hparams)
 
 
 def problems(load, hparams, *arguments):
@@ -159,11 +159,13 @@ def test_characters_and_fields_that_are_not_used_are_noted_once(corpus, hparams,
     (corpus / "train.txt").write_text(lines)
     train, _ = load_data(hparams)
     assert [clip.text for clip in train] == ["a [bracket]", "another [one]", "three"]
-    advice = "the character is left out, in 2 texts; mend the text, or add it to text/symbols.py"
+    note = (
+        "has no symbol and is left out (in 2 texts); change the text, or add it to text/symbols.py"
+    )
     assert capsys.readouterr().out.replace(f"{corpus}/", "").splitlines() == [
         "note: train.txt:1: the third field, 'LJ', is not used (as in 2 of 3 lines)",
-        f"note: train.txt:1: '[' (U+005B) is no symbol: {advice}",
-        f"note: train.txt:1: ']' (U+005D) is no symbol: {advice}",
+        f"note: train.txt:1: '[' (U+005B) {note}",
+        f"note: train.txt:1: ']' (U+005D) {note}",
     ]
 
 
@@ -276,18 +278,14 @@ MORE = "set batch_capacity_seconds=0.51 or more, or remove the line"
 @pytest.mark.parametrize(
     ("setting", "value", "problem"),
     [
-        ("data_dir", "/none", "setting data_dir=/none: no such folder; name the corpus's"),
+        ("data_dir", "/none", "setting data_dir=/none: no such folder; use the corpus's"),
         ("data_dir", "cache", "setting data_dir=cache: has none of the clips that "),
         ("text_cleaners", ("none",), "setting text_cleaners: "),
         ("n_symbols", 99, "setting n_symbols=99: use 148 or more"),
-        ("mel_cache_dir", "0.wav", "0.wav: cannot be written (File exists); name a folder by mel"),
+        ("mel_cache_dir", "0.wav", "0.wav: cannot be written (File exists); set mel_cache_dir to"),
         ("training_files", "no.txt", "filelist 'no.txt': No such file or directory; scripts/prep"),
-        (
-            "training_files",
-            "cache",
-            "filelist 'cache': Is a directory; scripts/prepare_ljspeech.py",
-        ),
-        ("training_files", "", "filelist '': Is a directory; scripts/prepare_ljspeech.py"),
+        ("training_files", "cache", "filelist 'cache': Is a directory; scripts/prepare_ljspeech"),
+        ("training_files", "", "filelist '': Is a directory; scripts/prepare_ljspeech"),
         ("training_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
         ("training_files", "train.txt+./train.txt", "filelist 'train.txt': is named twice in "),
         ("training_files", "train.txt+val.txt+a/../val.txt", "filelist 'val.txt': is named twice "),
@@ -301,39 +299,38 @@ def test_a_wrong_setting_is_one_line(corpus, hparams, monkeypatch, setting, valu
     monkeypatch.chdir(corpus)
     (corpus / "cache").mkdir()
     (corpus / "empty.txt").write_text("\n\n")
-    hparams = dataclasses.replace(hparams, **{setting: value})
-    (line,) = problems(
-        lambda hparams: data_utils.training_sampler(load_all(hparams)[0], hparams), hparams
-    )
+    (line,) = problems(load_all, dataclasses.replace(hparams, **{setting: value}))
     assert line.startswith(problem)
 
 
-def test_the_capacity_that_a_refusal_names_is_enough_and_is_of_frames(hparams):
-    hparams = dataclasses.replace(hparams, batch_capacity_seconds=0.51)
-    clips, _ = load_all(hparams)
-    for indices in data_utils.training_sampler(clips, hparams).plan:
+def test_the_capacity_that_a_refusal_names_is_enough_and_is_of_frames(hparams, clips):
+    for indices in load_all(dataclasses.replace(hparams, batch_capacity_seconds=0.51)).plan:
         assert len(indices) * max(clips[i].n_frames for i in indices) <= 0.51 * 22050 / 276
 
 
-@pytest.mark.parametrize("name", ["WAV", "WAVEX", "FLAC", "RIFX", "long metadata"])
-def test_a_cut_is_noticed(corpus, hparams, name):
-    write_tone(
-        corpus / "x.wav",
-        0.1,
-        subtype="PCM_16",
-        format=name if name in ("WAVEX", "FLAC") else "WAV",
-        endian="BIG" if name == "RIFX" else "FILE",
-    )
-    whole = (corpus / "x.wav").read_bytes()
-    if name == "long metadata":
-        comments = b"INFO" + (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4) * 300
-        comments = b"LIST" + len(comments).to_bytes(4, "little") + comments
-        whole = whole[:36] + comments + whole[36:]
-        (corpus / "x.wav").write_bytes(whole)
+COMMENTS = b"INFO" + (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4) * 300
+
+
+@pytest.mark.parametrize(
+    ("options", "metadata", "problem"),
+    [
+        ({"format": "WAV"}, b"", r"cut off: has 3,410 of the 4,410 bytes"),
+        ({"format": "WAV"}, b"LIST" + len(COMMENTS).to_bytes(4, "little") + COMMENTS, "cut off: "),
+        ({"format": "WAV", "endian": "BIG"}, b"", "cut off: has 3,410 of the 4,410 bytes"),
+        ({"format": "WAVEX"}, b"", "cut off: has 3,410 of the 4,410 bytes"),
+        ({"format": "FLAC"}, b"", "not a readable|not as long as"),
+    ],
+)
+def test_a_cut_is_noticed(corpus, hparams, options, metadata, problem):
+    path = corpus / "x.wav"
+    write_tone(path, 0.1, subtype="PCM_16", **options)
+    whole = path.read_bytes()
+    whole = whole[:36] + metadata + whole[36:]
+    path.write_bytes(whole)
     (clip,) = load_list(hparams, "x.wav|tone")
     assert open_mels([clip], hparams)(clip).shape == (clip.n_frames, 10)
-    (corpus / "x.wav").write_bytes(whole[:-1000])
-    with pytest.raises(UserError, match=r"x\.wav: (cut off|not a readable|not as long as)"):
+    path.write_bytes(whole[:-1000])
+    with pytest.raises(UserError, match=rf"x\.wav: ({problem})"):
         open_mels(load_list(hparams, "x.wav|tone"), hparams)
 
 
@@ -529,7 +526,8 @@ def test_train_says_what_the_cache_takes_and_which_files_are_stale(
     corpus, settings, hparams, monkeypatch, capsys
 ):
     (corpus / "cache").mkdir()
-    for name in ("0123456789abcdef.f32", "0123456789abcdef.f32.part", "mine.f32"):
+    old = ["0123456789abcdef.f32", "0123456789abcdef.f32.part"]  # of earlier versions
+    for name in (*old, "mine.f32"):
         (corpus / "cache" / name).write_bytes(bytes(100_000))
     clips = load_clips(f"{corpus}/train.txt+{corpus}/val.txt", hparams)
     open_mels(clips[:2], dataclasses.replace(hparams, mel_fmax=7000.0))
@@ -544,9 +542,8 @@ def test_train_says_what_the_cache_takes_and_which_files_are_stale(
     used = set(corpus.glob("cache/*.mels")) - {stale}
     assert len(used) == 2 and capsys.readouterr().out.splitlines()[-1] == (
         f"mel cache {corpus}/cache: {sum(p.stat().st_size for p in used) / 1e6:.1f} MB, "
-        f"{40 * sum(clip.n_frames for clip in clips) / 1e6:.1f} MB of it for this run; this run "
-        "does not read 0.2 MB more, stale unless another run does: 0123456789abcdef.f32, "
-        f"0123456789abcdef.f32.part, {stale.name}"
+        f"{40 * sum(clip.n_frames for clip in clips) / 1e6:.1f} MB of it for this run; 0.2 MB more "
+        f"that only other runs may need: {', '.join([*old, stale.name])}"
     )
     assert all(path.read_bytes() == content for path, content in before.items())
 
@@ -641,7 +638,7 @@ def test_a_file_that_changes_while_training_is_named(corpus, hparams, cache, cha
             path.write_bytes(content if change == "replaced" else content[: len(content) // 2])
         with pytest.raises(UserError) as error:
             list(loaded(loader))
-    since = "in use; start again, to remake it" if cache else "since it was checked; start again"
+    since = "while in use; run again to rebuild it" if cache else "since it was checked; run again"
     assert str(error.value) == f"{path}: changed or removed {since}"
 
 
