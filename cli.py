@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-progress_bar = partial(
-    tqdm, disable=None, dynamic_ncols=True
-)  # None: shown on a terminal, not in a log
+# disable=None: shown on a terminal, not in a log
+progress_bar = partial(tqdm, disable=None, dynamic_ncols=True)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

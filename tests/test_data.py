@@ -124,18 +124,14 @@ def test_griffin_lim_gives_the_mel_back():
 def test_griffin_lim_takes_little_memory_with_large_pages():
     """10 seconds of sound, in a process like the one that trains: less than 300 MB."""
     program = """
-import torch
-from device import use_large_pages, peak_memory
-from hparams import create_hparams
-from layers import griffin_lim
-
-use_large_pages()
-hparams = create_hparams()
+import device, hparams, layers, torch
+device.use_large_pages()
+hparams, cpu = hparams.create_hparams(), torch.device("cpu")
 mel = torch.randn(80, 10 * hparams.sampling_rate // hparams.hop_length) - 4
-griffin_lim(mel[:, :10], hparams)  # imports what it needs
-before = peak_memory(torch.device("cpu"))
-griffin_lim(mel, hparams)
-print(1024 * (peak_memory(torch.device("cpu")) - before))
+layers.griffin_lim(mel[:, :10], hparams)  # imports what it needs
+before = device.peak_memory(cpu)
+layers.griffin_lim(mel, hparams)
+print(1024 * (device.peak_memory(cpu) - before))
 """
     assert float(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT)) < 300
 
@@ -608,6 +604,7 @@ def test_loaders_follow_the_plan_and_end_with_their_context(corpus, hparams, cli
         for epoch in range(3):
             sampler.set_epoch(epoch)
             batches = list(loaded(loader))
+            assert sorted(i for batch in batches for i in batch.indices) == list(range(8))
             for batch, indices in zip(batches, sampler.plan, strict=True):
                 assert sorted(batch.indices) == sorted(indices)
                 for row, i in enumerate(batch.indices):
