@@ -1,4 +1,3 @@
-import dataclasses
 import multiprocessing
 import os
 import shutil
@@ -7,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -255,7 +255,7 @@ def assert_refused(hparams, train, val):
 @pytest.mark.parametrize("cache", [True, False])
 def test_everything_that_is_wrong_is_in_one_report(corpus, bad_wavs, hparams, cache):
     """Lists, texts, headers and samples, of both sets."""
-    hparams = dataclasses.replace(hparams, cache_mels=cache, batch_capacity=39)
+    hparams = replace(hparams, cache_mels=cache, batch_capacity=39)
     assert_refused(hparams, BAD_LINES | BAD_IN_TRAINING, BAD_LINES | BAD_SAMPLES)
     assert_refused(hparams, BAD_SAMPLES, {})
     assert not list(corpus.glob("cache/*.*"))
@@ -265,6 +265,7 @@ def test_everything_that_is_wrong_is_in_one_report(corpus, bad_wavs, hparams, ca
     assert unread.startswith("filelist 'val.txt': No such file or directory; scripts/prepare")
     assert line == f"train.txt:1: {BAD_LINES['99.wav|ok']}"
     assert problems(load_list, hparams, "99.wav|ok") == [f"list.txt:1: {BAD_LINES['99.wav|ok']}"]
+    assert problems(load_list, hparams, "") == ["list.txt: has no clips; write lines of path|text"]
 
 
 CAPACITY = "train.txt:8: 7.wav has 40 frames, above the batch capacity of"
@@ -283,6 +284,7 @@ MORE = "set batch_capacity_seconds=0.51 or more, or remove the line"
         ("training_files", "cache", "filelist 'cache': Is a directory; scripts/prepare_ljspeech"),
         ("training_files", "", "filelist '': Is a directory; scripts/prepare_ljspeech"),
         ("training_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
+        ("validation_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
         ("training_files", "train.txt+./train.txt", "filelist 'train.txt': is named twice in "),
         ("training_files", "train.txt+val.txt+a/../val.txt", "filelist 'val.txt': is named twice "),
         ("batch_capacity_seconds", 0.48, f"{CAPACITY} 38; {MORE}"),
@@ -295,13 +297,15 @@ def test_a_wrong_setting_is_one_line(corpus, hparams, monkeypatch, setting, valu
     monkeypatch.chdir(corpus)
     (corpus / "cache").mkdir()
     (corpus / "empty.txt").write_text("\n\n")
-    (line,) = problems(load_all, dataclasses.replace(hparams, **{setting: value}))
+    (line,) = problems(load_all, replace(hparams, **{setting: value}))
     assert line.startswith(problem)
 
 
 def test_the_capacity_that_a_refusal_names_is_enough_and_is_of_frames(hparams, clips):
-    for indices in load_all(dataclasses.replace(hparams, batch_capacity_seconds=0.51)).plan:
-        assert len(indices) * max(clips[i].n_frames for i in indices) <= 0.51 * 22050 / 276
+    for seconds in (0.51, 1.0):
+        sampler = load_all(replace(hparams, batch_capacity_seconds=seconds))
+        for indices in sampler.plan:
+            assert len(indices) * max(clips[i].n_frames for i in indices) <= seconds * 22050 / 276
 
 
 COMMENTS = b"INFO" + (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4) * 300
@@ -346,7 +350,7 @@ def record_runs(monkeypatch, room):
 def test_up_to_one_percent_of_bad_clips_can_be_skipped(
     corpus, bad_wavs, hparams, capsys, monkeypatch, cache
 ):
-    hparams = dataclasses.replace(hparams, on_bad_clip="skip", cache_mels=cache)
+    hparams = replace(hparams, on_bad_clip="skip", cache_mels=cache)
     names = [f"many{i}.wav" for i in range(200)]
     for name in names:
         shutil.copy(corpus / "0.wav", corpus / name)
@@ -397,7 +401,7 @@ def test_a_broken_wav_is_read_or_refused(corpus, hparams, data):
     for offset in data.draw(st.lists(st.integers(0, 60), max_size=4)):
         content[offset] = data.draw(st.integers(0, 255))
     (corpus / "broken.wav").write_bytes(content[: data.draw(st.integers(0, len(content)))])
-    hparams = dataclasses.replace(hparams, cache_mels=False)
+    hparams = replace(hparams, cache_mels=False)
     try:
         (clip,) = load_list(hparams, "broken.wav|tone")
         mel = open_mels([clip], hparams)(clip)
@@ -432,7 +436,7 @@ def cache_size(corpus):
 
 
 def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips, monkeypatch):
-    fresh = open_mels(clips, dataclasses.replace(hparams, cache_mels=False))
+    fresh = open_mels(clips, replace(hparams, cache_mels=False))
     computed = record_runs(monkeypatch, mel_cache)
     for some, missing in (
         (clips[1:5], clips[1:5]),
@@ -450,9 +454,9 @@ def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips, monkeypat
             np.testing.assert_array_equal(mels(clip), fresh(clip))
     assert cache_size(corpus) < 40 * sum(clip.n_frames for clip in clips) + 3000
     computed.clear()
-    open_mels(clips, dataclasses.replace(hparams, batching_strategy="RAND"))
+    open_mels(clips, replace(hparams, batching_strategy="RAND"))
     assert not computed
-    open_mels(clips, dataclasses.replace(hparams, mel_fmax=7000.0))
+    open_mels(clips, replace(hparams, mel_fmax=7000.0))
     time.sleep(0.01)
     write_tone(corpus / "0.wav", 0.1)
     before = set(corpus.glob("cache/*.mels"))
@@ -526,7 +530,7 @@ def test_train_says_what_the_cache_takes_and_which_files_are_stale(
     for name in (*old, "mine.f32"):
         (corpus / "cache" / name).write_bytes(bytes(100_000))
     clips = load_clips(f"{corpus}/train.txt+{corpus}/val.txt", hparams)
-    open_mels(clips[:2], dataclasses.replace(hparams, mel_fmax=7000.0))
+    open_mels(clips[:2], replace(hparams, mel_fmax=7000.0))
     (stale,) = corpus.glob("cache/*.mels")
     open_mels(clips[3:8], hparams)
     before = {path: path.read_bytes() for path in corpus.glob("cache/*.*")}
@@ -591,7 +595,7 @@ def noted_zeros(clip):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("end", [UserError, KeyboardInterrupt, None])
 def test_loaders_follow_the_plan_and_end_with_their_context(corpus, hparams, clips, workers, end):
-    hparams = dataclasses.replace(hparams, num_workers=workers)
+    hparams = replace(hparams, num_workers=workers)
     sampler = data_utils.training_sampler(clips, hparams)
     data, state = MelDataset(clips, noted_zeros), torch.get_rng_state()
     others = set(multiprocessing.active_children())
@@ -623,7 +627,7 @@ def test_loaders_follow_the_plan_and_end_with_their_context(corpus, hparams, cli
 @pytest.mark.parametrize("change", ["removed", "replaced", "cut"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_file_that_changes_while_training_is_named(corpus, hparams, cache, change, workers):
-    hparams = dataclasses.replace(hparams, cache_mels=cache, num_workers=workers)
+    hparams = replace(hparams, cache_mels=cache, num_workers=workers)
     clips = load_clips(hparams.training_files, hparams)
     data = MelDataset(clips, open_mels(clips, hparams))
     (path,) = corpus.glob("cache/*.mels") if cache else [corpus / "3.wav"]
