@@ -1,4 +1,4 @@
-"""What every program here shares: the user's errors, the argument parser, signals."""
+"""What all programs here share: errors for the user, the argument parser, signals."""
 
 import argparse
 import errno
@@ -12,19 +12,20 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-progress_bar = partial(tqdm, disable=None, dynamic_ncols=True)  # None: on a terminal, not in a log
+# disable=None: shown on a terminal, not in a log
+progress_bar = partial(tqdm, disable=None, dynamic_ncols=True)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UserError(ValueError):
-    """Something the person running the program can mend: one line with place, value and fix."""
+    """Something that the user can fix: one line with the location, the value and the fix."""
 
 
 def exit_on_user_error(main: Callable[[], None]) -> None:
-    """Run a program's ``main``; a :class:`UserError` ends it in plain lines with status 2."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as it was while modules were imported
+    """Run a program's ``main``. A :class:`UserError` ends it with its message and status 2."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as set during imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A log file gets its lines as they come, whatever characters it can hold.
+    # Log files get each line at once, whatever characters their encoding lacks.
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         main()
@@ -37,17 +38,17 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        place = error.filename or "output"
-        message, status = f"error: {place}: {error.strerror}; make room, then call again", 2
+        path = error.filename or "output"
+        message, status = f"error: {path}: {error.strerror}; free some space, then run again", 2
     except KeyboardInterrupt:
         message, status = "interrupted", 130
-    # Outside of the handlers, whose exception would keep loaders and their processes alive.
+    # Not in the handlers: their exception would keep loaders and their processes alive.
     print(message, file=sys.stderr)
     sys.exit(status)
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's, without abbreviations; its errors are a :class:`UserError`, in one line."""
+    """argparse's parser, without abbreviations; errors are a :class:`UserError`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -64,7 +65,7 @@ def positive(text: str) -> int:
 
 
 class Stopped(Exception):
-    """SIGINT or SIGTERM asked the training to end."""
+    """SIGINT or SIGTERM asked the training to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -72,9 +73,9 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Notes SIGINT and SIGTERM, for :meth:`check` to raise once the batch is done.
+    """Records SIGINT or SIGTERM, for :meth:`check` to raise once the batch is done.
 
-    A second signal does what it would without this: it ends the process at once.
+    A second signal has its usual effect: it ends the process at once.
     """
 
     def __enter__(self) -> "StopSignals":
@@ -97,7 +98,7 @@ class StopSignals:
         self.number = number
         self._restore()
         os.write(2, f"{signal.Signals(number).name}: saving, then stopping\n".encode())
-        signal.setitimer(signal.ITIMER_REAL, 1, 1)  # seconds, in which most batches come
+        signal.setitimer(signal.ITIMER_REAL, 1, 1)  # seconds; most batches come within one
 
     def _stop_waiting(self, *_: object) -> None:
         if self.waiting:
@@ -109,7 +110,7 @@ class StopSignals:
 
     @contextmanager
     def while_waiting(self) -> Iterator[None]:
-        """For the time in which there is no batch to finish: a signal is raised after a second."""
+        """While no batch is being trained, a signal is raised within a second."""
         self.waiting = True
         try:
             self.check()
@@ -120,10 +121,10 @@ class StopSignals:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the end of this; processes that start in it never get it."""
+    """Holds back Ctrl-C until the context ends. Processes started in it never receive it."""
     received = []
     handler = signal.signal(signal.SIGINT, lambda *call: received.append(call))
-    # The mask is for the processes. It alone would not do: another thread may get the signal.
+    # New processes inherit the mask. Here it is not enough: another thread may get the signal.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,6 +1,6 @@
-"""Clips: the lines of a filelist, and every check of a text and a wav file.
+"""Clips: reading filelists, and every check of a text or a wav file.
 
-Preparation and training share them. A problem is one line: "filelist:line: value, and the fix".
+Preparation and training share these checks. Each problem is one line: location, value, fix.
 """
 
 import os
@@ -20,16 +20,16 @@ from cli import UserError, progress_bar, uninterrupted
 from hparams import HParams
 from text import symbols, text_to_sequence, unknown_characters
 
-SILENCE = 1e-3  # -60 dB of full scale: a clip that stays below it holds no speech
+SILENCE = 1e-3  # peak, -60 dB of full scale: a clip that stays below it has no speech
 
 
 class Stamp(NamedTuple):
     """Identifies a file's version."""
 
     size: int  # bytes
-    mtime: int  # of the last change, ns
+    mtime: int  # last change, ns
     device: int
-    inode: int  # with the device: the same for all names of one file
+    inode: int  # device and inode are the same for all names (links) of a file
 
 
 class Clip(NamedTuple):
@@ -37,14 +37,14 @@ class Clip(NamedTuple):
 
     path: str  # of the wav file
     text: str  # as in the filelist
-    ids: list[int]  # symbols of the cleaned text
+    ids: list[int]  # of the cleaned text's symbols
     n_frames: int  # of its mel: n_samples // hop_length + 1
     location: str  # "filelist:line", for messages
-    stamp: Stamp  # of the wav file when it was checked
+    stamp: Stamp  # of the wav file, when it was checked
 
 
 class Problem(NamedTuple):
-    """What is wrong with one line of a filelist. As a string, a line of a report."""
+    """What is wrong with a line of a filelist; ``str()`` makes it a line of a report."""
 
     location: str
     message: str
@@ -58,7 +58,7 @@ class Problem(NamedTuple):
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:
-    """Raise the problems, if there are any, as one :class:`UserError`, a line each."""
+    """Raise one :class:`UserError` that lists the problems, one per line, if there are any."""
     if problems:
         total = [f"{len(problems):,} problems"] if len(problems) > 20 else []
         raise UserError("\n".join(map(str, [*problems, *total])))
@@ -68,10 +68,10 @@ def refuse(problems: Sequence[Problem | str]) -> None:
 
 
 def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
-    """The clips of ``filelists``, joined with ``+``, checked up to the headers of their wav files.
+    """The clips of ``filelists`` (paths joined by ``+``). Samples are not read, only headers.
 
     Raises:
-        UserError: what is wrong, one line per problem.
+        UserError: every problem, one per line.
     """
     clips, problems = read_clips(filelists, hparams)
     refuse(problems)
@@ -81,10 +81,10 @@ def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
 
 
 def read_clips(filelists: str, hparams: HParams) -> tuple[list[Clip], list[Problem]]:
-    """The clips of ``filelists``, and the problems of the lines that give none.
+    """The good clips of ``filelists``, and the problems of all other lines.
 
-    Lines are ``path|text``, or ``path|text|speaker``, whose third field is not used. A relative
-    path starts from ``hparams.data_dir``.
+    A line is ``path|text`` or ``path|text|speaker``; the third field is not used. Relative paths
+    start from ``hparams.data_dir``.
 
     Raises:
         UserError: a setting is wrong, or a filelist cannot be read.
@@ -93,8 +93,8 @@ def read_clips(filelists: str, hparams: HParams) -> tuple[list[Clip], list[Probl
         raise UserError(f"setting n_symbols={hparams.n_symbols}: use {len(symbols)} or more")
     if not os.path.isdir(hparams.data_dir or "."):
         raise UserError(
-            f"setting data_dir={hparams.data_dir}: no such folder; name the corpus's, "
-            "which scripts/prepare_ljspeech.py downloads"
+            f"setting data_dir={hparams.data_dir}: no such folder; use the corpus's folder "
+            "(scripts/prepare_ljspeech.py downloads LJSpeech)"
         )
     try:
         text_to_sequence("", hparams.text_cleaners)
@@ -131,10 +131,10 @@ def _split_line(line: str) -> tuple[str, str]:
 
 
 def read_lines(filelist: str) -> list[str]:
-    """The lines of a filelist, including empty ones. Bytes that are not UTF-8 become surrogates.
+    """All lines of a filelist, empty ones included; bytes that are not UTF-8 become surrogates.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the filelist cannot be read.
     """
     try:
         content = Path(filelist).read_bytes().removeprefix(b"\xef\xbb\xbf")
@@ -186,7 +186,7 @@ def _check_clip(path: str, text: str, location: str, hparams: HParams) -> Clip:
         problems.append(str(error))
     try:
         ids = check_text(text, hparams)
-        if len(ids) < 2:  # batch norm has no variance of a single character
+        if len(ids) < 2:  # batch norm needs two values for a variance
             raise UserError(f"text '{text}' is one symbol; training needs two or more")
         if len(ids) > hparams.max_text_length:
             raise UserError(
@@ -219,7 +219,7 @@ def check_text(text: str, hparams: HParams) -> list[int]:
 
 
 def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams) -> None:
-    """Print each character that has no symbol, with the first location that has it.
+    """Print each character that has no symbol, and the first location that has it.
 
     Args:
         texts: pairs of (location, text).
@@ -228,11 +228,11 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
     for location, text in texts:
         for character in unknown_characters(text, hparams.text_cleaners):
             locations.setdefault(character, []).append(location)
-    for character, having in sorted(locations.items()):
-        more = f", in {len(having):,} texts" if len(having) > 1 else ""
+    for character, uses in sorted(locations.items()):
+        total = f" (in {len(uses):,} texts)" if len(uses) > 1 else ""
         print(
-            f"note: {having[0]}: {character!r} (U+{ord(character):04X}) is no symbol: the "
-            f"character is left out{more}; mend the text, or add it to text/symbols.py"
+            f"note: {uses[0]}: {character!r} (U+{ord(character):04X}) has no symbol and is left "
+            f"out{total}; change the text, or add it to text/symbols.py"
         )
 
 
@@ -319,10 +319,10 @@ def read_wav(path: str) -> np.ndarray:
 
 
 def read_samples(clip: Clip, hparams: HParams) -> np.ndarray:
-    """:func:`read_wav` of a clip.
+    """The samples of a clip, by :func:`read_wav`.
 
     Raises:
-        UserError: likewise, or its file is not as it was when its header was checked.
+        UserError: they cannot be used, or the file has changed since its header was checked.
     """
     try:
         samples = read_wav(clip.path)
@@ -332,14 +332,14 @@ def read_samples(clip: Clip, hparams: HParams) -> np.ndarray:
             raise
         changed = True
     if changed:
-        raise UserError(f"{clip.path}: changed or removed since it was checked; start again")
+        raise UserError(f"{clip.path}: changed or removed since it was checked; run again")
     if len(samples) // hparams.hop_length + 1 != clip.n_frames:
         raise UserError(f"{clip.path}: not as long as its header says; replace it")
     return samples
 
 
 def check_samples(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
-    """Read all samples of ``clips``; what is wrong with them."""
+    """Read all samples of ``clips`` and return their problems."""
     results = run_parallel(partial(_has_samples, hparams=hparams), clips, "checking clips")
     results = zip(clips, results, strict=True)
     return [Problem(clip.location, error) for clip, error in results if isinstance(error, str)]
@@ -366,8 +366,9 @@ class _Calls:
 
 
 def run_parallel(function: Callable[[Clip], Any], clips: Sequence[Clip], name: str) -> Iterator:
-    """``function(clip)`` of all clips in order, on all cores; the message of a UserError instead,
-    where it raises one."""
+    """Results of ``function(clip)`` in the order of the clips, computed on all cores. For a clip
+    that raises a :class:`UserError` the result is its message.
+    """
     # Imported here, so that programs that read no samples start without torch.
     import torch
     from torch.utils.data import DataLoader
@@ -379,11 +380,11 @@ def run_parallel(function: Callable[[Clip], Any], clips: Sequence[Clip], name: s
         batch_size=None,
         num_workers=n_cores() if len(clips) > 8 else 0,
         collate_fn=_identity,
-        generator=torch.Generator(),  # its own, so that nothing is drawn from the training's
+        generator=torch.Generator(),  # its own, so that it draws nothing from training's
     )
     results = None
     try:
-        with uninterrupted():  # its processes inherit it: Ctrl-C reaches all, and is for this one
+        with uninterrupted():  # worker processes inherit this: only this process sees Ctrl-C
             results = iter(loader)
         yield from progress_bar(results, desc=name, unit="clip", total=len(clips))
     finally:
@@ -391,10 +392,10 @@ def run_parallel(function: Callable[[Clip], Any], clips: Sequence[Clip], name: s
 
 
 def end_workers(iterator: Any) -> None:
-    """End the processes of a DataLoader's iterator now, if it has any."""
+    """End the worker processes of a DataLoader's iterator now, if it has any."""
     with uninterrupted():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise their end
-        for worker in getattr(iterator, "_workers", ()):  # torch would give each five seconds
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise an error
+        for worker in getattr(iterator, "_workers", ()):  # torch would wait five seconds for each
             worker.terminate()
         if hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()

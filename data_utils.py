@@ -41,14 +41,14 @@ MAX_SKIPPED = 0.01  # of a set's clips, with on_bad_clip=skip
 
 
 def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
-    """The training and the validation clips, checked. Unknown characters are printed.
+    """The training and the validation clips, checked. Characters without a symbol are printed.
 
-    Lists, texts and headers are read. Samples are too where there are problems already, so that
-    one report has them all, or where bad clips are to be skipped; otherwise
-    :func:`mel_cache.open_mels` reads them anyway.
+    Checks lists, texts and wav headers. It also checks samples if there are problems already, so
+    that one report has them all, or if bad clips are skipped; otherwise
+    :func:`mel_cache.open_mels` will.
 
     Raises:
-        UserError: all problems, a line each. With ``on_bad_clip=skip`` bad clips are printed and
+        UserError: all problems, one per line. With ``on_bad_clip=skip`` bad clips are printed and
             left out, unless they are more than 1 % of a set.
     """
     names = hparams.training_files, hparams.validation_files
@@ -68,7 +68,7 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     ):
         raise UserError(
             f"setting data_dir={hparams.data_dir}: has none of the clips that "
-            f"{' and '.join(names)} list; name the folder that their paths start from"
+            f"{' and '.join(names)} list; use the folder that their paths start from"
         )
     report_unknown_characters(((clip.location, clip.text) for clip in train + val), hparams)
 
@@ -105,13 +105,13 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
 
 
 def _leave_out(clips: list[Clip], problems: Sequence[Problem]) -> None:
-    """Drop the clips that have a problem."""
+    """Remove the clips that have a problem."""
     bad = {problem.location for problem in problems}
     clips[:] = [clip for clip in clips if clip.location not in bad]
 
 
 def _in_both(train: Sequence[Clip], val: Sequence[Clip]) -> list[Problem]:
-    """The training clips whose file is a validation clip's too."""
+    """The training clips whose wav file is in the validation set too."""
     locations = {clip.stamp[2:]: clip.location for clip in val}
     message = "{} is in validation too ({}); keep one of the lines"
     return [
@@ -122,8 +122,8 @@ def _in_both(train: Sequence[Clip], val: Sequence[Clip]) -> list[Problem]:
 
 
 def _too_long(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
-    """The longest clip, if it is above the batch capacity; with ``on_bad_clip=skip`` every clip
-    that is, since each is left out."""
+    """The longest clip, if it exceeds the batch capacity. With ``on_bad_clip=skip``, every clip
+    that does, since each is left out."""
     capacity, skip = batch_capacity(hparams) or math.inf, hparams.on_bad_clip == "skip"
     too_long = [clip for clip in clips if clip.n_frames > capacity]
     if not too_long:
@@ -146,7 +146,7 @@ def _too_long(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
 
 
 def data_fingerprint(*sets: Sequence[Clip]) -> str:
-    """Identifies the sets' texts and lengths, in their order, wherever the files are."""
+    """A hash of the sets' texts and lengths, in order; the location of the files is not in it."""
     content = [[(clip.ids, clip.n_frames) for clip in clips] for clips in sets]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -189,15 +189,15 @@ def validation_batches(clips: Sequence[Clip], hparams: HParams) -> list[list[int
 
 
 def batch_capacity(hparams: HParams) -> int | None:
-    """Frames, padding included, that a batch may have; None if no setting says."""
+    """Frames that a batch may have, padding included; None if neither setting is given."""
     if hparams.batch_capacity_seconds:
         return int(hparams.batch_capacity_seconds * hparams.sampling_rate / hparams.hop_length)
     return hparams.batch_capacity or None
 
 
 def batching_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
-    """A warning that BKT's or ATS's parameter does nothing with these clips, and a better value;
-    "" where it works."""
+    """A warning if BKT's or ATS's parameter has no effect on these clips, with a better value;
+    "" if it works."""
     n, batch_size, dynamic = len(sampler.lengths), hparams.batch_size, hparams.dynamic_batch_size
     if len(sampler) == 1:  # whatever the strategy
         return ""
@@ -225,8 +225,8 @@ def batching_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
 
 
 def like_ssb(lengths: Sequence[int] | np.ndarray, hparams: HParams, strategy: str) -> int:
-    """BKT's or ATS's parameter: the largest that pads no more than SSB with ``lrf`` (Sec. 3), in
-    fixed batches.
+    """The largest parameter of BKT or ATS that pads no more than SSB with ``lrf`` (Sec. 3), for
+    batches of a fixed size.
 
     Raises:
         ValueError: there is none.
@@ -241,7 +241,7 @@ def like_ssb(lengths: Sequence[int] | np.ndarray, hparams: HParams, strategy: st
 
 
 class Item(NamedTuple):
-    """One clip of a dataset."""
+    """A clip of a dataset, before padding."""
 
     index: int
     ids: Tensor  # (T_in,) int64
@@ -249,18 +249,18 @@ class Item(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Clips side by side, the longest text first; zeros beyond each clip's end."""
+    """Clips, the longest text first, padded with zeros."""
 
     text: Tensor  # (B, T_in) int64
     text_lengths: Tensor  # (B,) int64, descending
     mel: Tensor  # (B, n_mels, T_out) float32 log-mels
     mel_lengths: Tensor  # (B,) int64
-    gate: Tensor  # (B, T_out) float32: 1 at the last frame and beyond it
-    cpu_text_lengths: Tensor  # stays on the CPU, so that packing need not wait for the GPU
-    indices: list[int]  # B: of the clips in the dataset
+    gate: Tensor  # (B, T_out) float32: 1 from each clip's last frame on
+    cpu_text_lengths: Tensor  # (B,) on the CPU, so that packing does not wait for the GPU
+    indices: list[int]  # B, of the clips in the dataset
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on ``device``; from pinned memory without waiting for the copy."""
+        """The batch on ``device``. From pinned memory, the copy is not waited for."""
         moved = (tensor.to(device, non_blocking=True) for tensor in self[:5])
         return Batch(*moved, self.cpu_text_lengths, self.indices)
 
@@ -279,7 +279,7 @@ class MelDataset(Dataset):
         return Item(i, torch.tensor(self.clips[i].ids), mel)
 
     def __getitems__(self, indices: list[int]) -> list[Item] | UserError:
-        """The clips of a batch, or what is wrong with one of them: see :func:`loaded`."""
+        """The clips of a batch, or the error of one of them, which :func:`loaded` raises."""
         try:
             return [self[i] for i in indices]
         except UserError as error:
@@ -287,7 +287,7 @@ class MelDataset(Dataset):
 
 
 def collate(items: Sequence[Item] | UserError) -> Batch | UserError:
-    """A batch of items, padded to the longest text and the longest mel."""
+    """Items as a batch, padded to the longest text and the longest mel."""
     if isinstance(items, UserError):
         return items
     items = sorted(items, key=lambda item: -len(item.ids))
@@ -315,11 +315,11 @@ def open_loaders(
     val_batches: Iterable[list[int]],
     hparams: HParams,
 ) -> Iterator[tuple[DataLoader, DataLoader]]:
-    """A training and a validation loader. Their processes start now, before CUDA does, serve all
-    epochs, and end with the context, whatever happens: left to the garbage collector, a loader
-    lives on for as long as anything refers to it, such as a library that keeps an exception.
+    """A training and a validation loader. Their processes start now, before CUDA, serve all
+    epochs, and end with the context. Left to the garbage collector, they would live as long as
+    anything refers to a loader, such as a library that keeps an exception.
     """
-    # The thread that pins memory starts CUDA, so the loader that has it is the last to start.
+    # Pinning memory starts CUDA, so the loader that does it starts last.
     val_loader = make_loader(val_set, _Batches(val_batches), hparams)
     train_loader = make_loader(
         train_set, _Batches(train_batches), hparams, pin_memory=torch.cuda.is_available()
@@ -334,7 +334,7 @@ def open_loaders(
 
 
 class _Batches:
-    """``batches``, but none the first time: then the processes of a loader only start."""
+    """``batches``, but none the first time, when a loader only starts its processes."""
 
     def __init__(self, batches: Iterable[list[int]]) -> None:
         self.batches, self.started = batches, False
@@ -343,7 +343,7 @@ class _Batches:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # When the first batch is asked for, since DataLoader calls iter() twice an epoch.
+        # A generator, which runs at the first batch: DataLoader calls iter() twice an epoch.
         if self.started:
             yield from self.batches
         self.started = True
@@ -355,8 +355,8 @@ def make_loader(
     hparams: HParams,
     pin_memory: bool = False,
 ) -> DataLoader:
-    """Batches of ``dataset`` in the order of ``batches``; its processes live on across epochs."""
-    # train.py says so itself when there are more workers than cores.
+    """A loader of ``batches`` (lists of indices), whose processes serve all epochs."""
+    # train.py has its own note if there are more workers than cores.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     return DataLoader(
         dataset,
@@ -365,20 +365,20 @@ def make_loader(
         num_workers=hparams.num_workers,
         persistent_workers=hparams.num_workers > 0,
         pin_memory=pin_memory,
-        generator=torch.Generator(),  # its own, so that nothing is drawn from the training's
+        generator=torch.Generator(),  # its own, so that it draws nothing from training's
         worker_init_fn=_ignore_interrupt,
     )
 
 
 def _ignore_interrupt(worker: int) -> None:
-    """Leave Ctrl-C to the training process, which needs one more batch to end well."""
+    """Leave Ctrl-C to the training process, which may need one more batch to stop cleanly."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def loaded(
     loader: DataLoader, waiting: Callable[[], AbstractContextManager] = nullcontext
 ) -> Iterator[Batch]:
-    """The batches of a loader; each is waited for in a context of ``waiting()``.
+    """The batches of a loader. The time spent waiting for each is in a ``waiting()`` context.
 
     Raises:
         UserError: a clip cannot be read, or a loader process was killed.
@@ -387,8 +387,8 @@ def loaded(
     while True:
         try:
             if batches is None:
-                batches = iter(loader)  # this waits too, for processes that live on
-                # Torch would raise the death of a process amid a step; waiting shows it as well.
+                batches = iter(loader)  # may fail too if a process has died
+                # Torch would raise the death of a process mid-step; next() raises it as well.
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             with waiting():
                 batch = next(batches, None)

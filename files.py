@@ -1,4 +1,4 @@
-"""Folders and files that survive kills and full disks: made, held, and written whole."""
+"""Folders and files that survive kills and full disks: locks, atomic writes, free space."""
 
 import errno
 import fcntl
@@ -14,10 +14,10 @@ from cli import UserError
 
 
 def make_folder(path: Path, fix: str = "give another folder") -> None:
-    """Make ``path`` a folder that can be written.
+    """Make the folder ``path``, unless it exists, and check that it can be written.
 
     Raises:
-        UserError: it cannot be; ``fix`` says what to do.
+        UserError: it cannot be written; ``fix`` says what to do.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def make_folder(path: Path, fix: str = "give another folder") -> None:
 
 @contextmanager
 def making(folder: Path, fix: str = "give another folder") -> Iterator[None]:
-    """:func:`make_folder`; after an error, whatever of it is new and still empty is removed."""
+    """:func:`make_folder`; after an error, new folders that are still empty are removed."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         make_folder(folder, fix)
@@ -44,16 +44,16 @@ def making(folder: Path, fix: str = "give another folder") -> Iterator[None]:
 def locked(
     folder: Path, fix: str = "give another folder", wait: bool = False, unfinished: str = ""
 ) -> Iterator[None]:
-    """Make ``folder`` and lock it for this process until it ends, however it ends. An error that
-    leaves nothing in a new folder removes it again.
+    """Make ``folder`` and lock it until the context or the process ends, even if killed. After an
+    error, a new folder that is still empty is removed.
 
     Args:
-        fix: what the user can do other than wait.
-        wait: for a process that holds it, instead of raising.
-        unfinished: pattern of files that a killed process may have left, which are removed.
+        fix: what the user can do instead of waiting.
+        wait: wait while another process holds the lock, instead of raising.
+        unfinished: pattern of files left by a killed process, which are removed.
 
     Raises:
-        UserError: another process holds it, or it cannot be written or locked.
+        UserError: another process holds the lock, or the folder cannot be written or locked.
     """
     path = folder / "lock"
     with making(folder, fix), _open_locked(path, fix, wait) as file:
@@ -77,7 +77,7 @@ def _open_locked(path: Path, fix: str, wait: bool) -> IO[bytes]:
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; remove it") from None
         try:
-            # A record lock: loader processes, which may outlive a killed training, do not share it.
+            # A record lock: child processes may outlive a killed training but do not inherit it.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
@@ -92,13 +92,13 @@ def _open_locked(path: Path, fix: str, wait: bool) -> IO[bytes]:
             fcntl.lockf(file, fcntl.LOCK_EX)
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
             return file
-        file.close()  # the process that held it has removed it
+        file.close()  # the process that held the lock has removed the file
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which takes the place of ``path`` once it is complete and on the disk."""
+    """A file to write; it replaces ``path`` once it is complete and on the disk."""
     part = path.with_name(f"{path.name}.part")
     try:
         with open(part, "wb") as file:
@@ -112,15 +112,18 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def sync_names(folder: Path) -> None:
-    """Flush the names of a folder's files to the disk."""
+    """Flush a folder's file names to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
 
 
 def require_space(path: Path, n_bytes: float, fix: str) -> None:
-    """Raise :class:`UserError` unless ``n_bytes`` more fit on the disk that ``path`` is on, or
-    will be on."""
+    """Check that ``n_bytes`` fit on the disk of ``path``, which need not exist yet.
+
+    Raises:
+        UserError: they do not; ``fix`` says what to do other than free space.
+    """
     folder = path
     while not folder.exists():
         folder = folder.parent

@@ -1,4 +1,4 @@
-"""Computed mels on disk."""
+"""Mel-spectrograms, computed once and kept on disk."""
 
 import hashlib
 import json
@@ -17,18 +17,20 @@ from files import locked, replacing, require_space
 from hparams import AUDIO, HParams
 from layers import MelSpectrogram
 
-MEL_VERSION = 1  # raise it when MelSpectrogram gives other values, and caches are made again
+MEL_VERSION = 1  # raise it when MelSpectrogram changes its values: old files are then ignored
 
 Mels = Callable[[Clip], np.ndarray]  # a clip's log-mel, (T_out, n_mels) float32
 
 
 def open_mels(clips: Iterable[Clip], hparams: HParams) -> Mels:
-    """A function from each of ``clips`` to its mel. It reads the cache, which first computes those
-    that it lacks, or with ``cache_mels=False`` computes the mel at every call. Either way all
-    samples have been checked. It raises :class:`UserError` if a file changes while in use.
+    """A function that returns the mel of each of ``clips``, whose samples are all checked here.
+
+    The function reads mels from the cache, into which missing ones are computed first. With
+    ``cache_mels=False`` it computes the mel at every call. It raises :class:`UserError` if a file
+    has changed in the meantime.
 
     Raises:
-        UserError: clips whose samples cannot be used, one line each; no room for the cache.
+        UserError: clips whose samples cannot be used, one per line; or no space for the cache.
     """
     by_path = {clip.path: clip for clip in clips}
     clips = [by_path[path] for path in sorted(by_path)]
@@ -52,11 +54,11 @@ def _compute(clip: Clip, spectrogram: MelSpectrogram, hparams: HParams) -> np.nd
 
 
 class MelCache:
-    """Mels in files of ``mel_cache_dir`` that never change.
+    """Mels in ``mel_cache_dir``, in files that are never changed, only added.
 
-    A file starts with a line of JSON: the audio settings, and the path, size, time of change and
-    number of frames of each wav file. Their mels follow, float32, one after the other. The file's
-    name is the hash of that line. A run that needs mels which no file has adds one file.
+    A file starts with a line of JSON: the audio settings, and each wav file's path, size, time of
+    last change and number of frames. The mels follow in that order, float32. The file is named by
+    the hash of its first line. A run whose mels are not all there adds one file with the rest.
     """
 
     def __init__(self, hparams: HParams) -> None:
@@ -65,9 +67,9 @@ class MelCache:
         self.scan()
 
     def scan(self) -> None:
-        """Read what mels the folder has."""
+        """Find the mels that the folder has."""
         self.stamps = {}  # by file
-        self.rows = {}  # file, offset in bytes and number of frames, by wav file
+        self.rows = {}  # by wav file: (file, offset in bytes, number of frames)
         for path in sorted(self.folder.glob("*.mels")):
             try:
                 stamp = get_stamp(path)
@@ -88,30 +90,30 @@ class MelCache:
                 self.rows |= rows
 
     def missing(self, clips: Iterable[Clip]) -> list[Clip]:
-        """The clips whose mels no file has. The samples of all others were checked."""
+        """The clips that are not cached. The samples of all others have been checked."""
         return [clip for clip in clips if self.rows.get(_key(clip), (0,))[-1] != clip.n_frames]
 
     def __call__(self, clip: Clip) -> np.ndarray:
         path, offset, n_frames = self.rows[_key(clip)]
         try:
-            # Read, not mapped: reading from the map of a file that was cut kills the process.
+            # Not a memory map: if the file is truncated, reading its map kills the process.
             mel = np.fromfile(path, np.float32, n_frames * self.n_mels, offset=offset)
             changed = get_stamp(path) != self.stamps[path]
         except OSError:
             changed = True
         if changed:
-            raise UserError(f"{path}: changed or removed in use; start again, to remake it")
+            raise UserError(f"{path}: changed or removed while in use; run again to rebuild it")
         return mel.reshape(n_frames, self.n_mels)
 
     def write(self, clips: Sequence[Clip], hparams: HParams) -> None:
-        """Compute the missing mels, in parallel, into a file that appears when it is complete.
+        """Compute the missing mels in parallel, into a file that appears once it is complete.
 
         Raises:
             UserError: see :func:`open_mels`.
         """
-        fix = "name a folder by mel_cache_dir"
+        fix = "set mel_cache_dir to another folder"
         with locked(self.folder, fix, wait=True, unfinished="*.mels.part"):
-            self.scan()  # another run may have computed them meanwhile
+            self.scan()  # another run may have computed some while this one waited
             if not (clips := self.missing(clips)):
                 return
             rows = [(*_key(clip), clip.n_frames) for clip in clips]
@@ -132,7 +134,7 @@ class MelCache:
         self.scan()
 
     def report(self, clips: Iterable[Clip]) -> str:
-        """One line: how much disk the mels of ``clips`` take, and which files this run ignores."""
+        """One line: the disk space that the mels of ``clips`` take, and the files not used."""
         used = {self.rows[_key(clip)][0] for clip in clips}
         pattern = re.compile(r"[0-9a-f]{16}\.(mels|f32|f32\.part)")  # .f32: of earlier versions
         files = sorted(path for path in self.folder.iterdir() if pattern.fullmatch(path.name))
@@ -144,8 +146,9 @@ class MelCache:
         own = 4 * self.n_mels * sum(clip.n_frames for clip in clips)
         line = f"mel cache {self.folder}: {size(used)}, {own / 1e6:,.1f} MB of it for this run"
         if unused:
-            line += f"; this run does not read {size(unused)} more, stale unless another run does: "
-        return line + ", ".join(path.name for path in unused)
+            names = ", ".join(path.name for path in unused)
+            line += f"; {size(unused)} more that only other runs may need: {names}"
+        return line
 
 
 def _hash(header: bytes) -> str:
