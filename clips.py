@@ -92,29 +92,24 @@ def read_clips(filelists: str, hparams: HParams) -> tuple[list[Clip], list[Probl
     if hparams.n_symbols < len(symbols):
         raise UserError(f"setting n_symbols={hparams.n_symbols}: use {len(symbols)} or more")
     if not os.path.isdir(hparams.data_dir or "."):
-        raise UserError(
-            f"setting data_dir={hparams.data_dir}: no such folder; use the corpus's folder "
-            "(scripts/prepare_ljspeech.py downloads LJSpeech)"
-        )
+        fix = "use the corpus's folder (scripts/prepare_ljspeech.py downloads LJSpeech)"
+        raise UserError(f"setting data_dir={hparams.data_dir}: no such folder; {fix}")
     try:
         text_to_sequence("", hparams.text_cleaners)
     except ValueError as error:
         raise UserError(f"setting text_cleaners: {error}") from None
     names = [name.strip() for name in filelists.split("+")]
-    files = [os.path.realpath(name) for name in names]
-    if len(set(files)) < len(names):
-        twice = next(name for name, file in zip(names, files, strict=True) if files.count(file) > 1)
-        raise UserError(f"filelist '{twice}': is named twice in {filelists}; keep one")
-
+    for i, name in enumerate(names):
+        if os.path.realpath(name) in map(os.path.realpath, names[:i]):
+            raise UserError(f"filelist '{name}': is named twice in {filelists}; keep one")
     lines = []
     for name in names:
         numbered = numbered_lines(name)
-        with_third = [(location, line) for location, line in numbered if line.count("|") == 2]
-        if with_third:
-            location, line = with_third[0]
+        thirds = [(where, line.split("|")[2]) for where, line in numbered if line.count("|") == 2]
+        if thirds:
             print(
-                f"note: {location}: the third field, {line.split('|')[2].strip()!r}, is not used "
-                f"(as in {len(with_third):,} of {len(numbered):,} lines)"
+                f"note: {thirds[0][0]}: the third field, {thirds[0][1].strip()!r}, is not used "
+                f"(as in {len(thirds):,} of {len(numbered):,} lines)"
             )
         lines += numbered
     return check_lines(lines, _split_line, hparams)
@@ -140,10 +135,8 @@ def read_lines(filelist: str) -> list[str]:
         content = Path(filelist).read_bytes().removeprefix(b"\xef\xbb\xbf")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(
-            f"filelist '{filelist}': {reason}; scripts/prepare_ljspeech.py writes "
-            "filelists, and training_files and validation_files name them"
-        ) from None
+        writer = "scripts/prepare_ljspeech.py writes them, training_files names them"
+        raise UserError(f"filelist '{filelist}': {reason}; {writer}") from None
     return content.decode("utf-8", "surrogateescape").split("\n")
 
 
@@ -188,11 +181,9 @@ def _check_clip(path: str, text: str, location: str, hparams: HParams) -> Clip:
         ids = check_text(text, hparams)
         if len(ids) < 2:  # batch norm needs two values for a variance
             raise UserError(f"text '{text}' is one symbol; training needs two or more")
-        if len(ids) > hparams.max_text_length:
-            raise UserError(
-                f"text of {len(ids)} symbols, above max_text_length={hparams.max_text_length}; "
-                "split the clip, remove its line, or raise the setting"
-            )
+        if len(ids) > (most := hparams.max_text_length):
+            fix = "split the clip, remove its line, or raise the setting"
+            raise UserError(f"text of {len(ids)} symbols, above max_text_length={most}; {fix}")
     except UserError as error:
         problems.append(str(error))
     if problems:
@@ -204,11 +195,8 @@ def _check_clip(path: str, text: str, location: str, hparams: HParams) -> Clip:
 
 
 def check_text(text: str, hparams: HParams) -> list[int]:
-    """Symbols of ``text`` once cleaned.
-
-    Raises:
-        UserError: it has no letter and no phone, or a phone or a cleaner is unknown.
-    """
+    """Symbols of ``text`` once cleaned; UserError without a letter or phone, or with a phone or
+    cleaner that is unknown."""
     try:
         ids = text_to_sequence(text, hparams.text_cleaners)
     except ValueError as error:
@@ -255,26 +243,20 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a .raw file
         raise UserError(f"{path}: not a readable sound file ({error}); replace it") from None
     if header.samplerate != hparams.sampling_rate:
-        raise UserError(
-            f"{path}: sampling rate {header.samplerate} Hz; resample it to "
-            f"{hparams.sampling_rate} Hz, or set sampling_rate"
-        )
+        wanted = f"resample it to {hparams.sampling_rate} Hz, or set sampling_rate"
+        raise UserError(f"{path}: sampling rate {header.samplerate} Hz; {wanted}")
     if header.channels != 1:
         raise UserError(f"{path}: {header.channels} channels; mix it down to mono")
     if header.format not in ("WAV", "WAVEX", "FLAC"):  # in others a cut may go unnoticed
         raise UserError(f"{path}: is {header.format}; convert it to wav or flac")
     if promised > present:  # libsndfile reads what is there
-        raise UserError(
-            f"{path}: cut off: has {present:,} of the {promised:,} bytes of samples that its "
-            "header names; copy or convert it again, or remove the line"
-        )
+        counts = f"has {present:,} of the {promised:,} bytes of samples that its header names"
+        raise UserError(f"{path}: cut off: {counts}; copy or convert it again, or remove the line")
     # Reflection at both ends needs more than half an FFT.
     least = max(hparams.win_length, hparams.filter_length // 2 + 1)
     if header.frames < least:
-        raise UserError(
-            f"{path}: {header.frames} samples, too short for a mel; remove the line, or use a "
-            f"clip of {least} samples or more"
-        )
+        fix = f"remove the line, or use a clip of {least} samples or more"
+        raise UserError(f"{path}: {header.frames} samples, too short for a mel; {fix}")
     return header.frames, stamp
 
 
@@ -340,29 +322,20 @@ def read_samples(clip: Clip, hparams: HParams) -> np.ndarray:
 
 def check_samples(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
     """Read all samples of ``clips`` and return their problems."""
-    results = run_parallel(partial(_has_samples, hparams=hparams), clips, "checking clips")
-    results = zip(clips, results, strict=True)
-    return [Problem(clip.location, error) for clip, error in results if isinstance(error, str)]
+    errors = run_parallel(partial(_check_samples, hparams=hparams), clips, "checking clips")
+    errors = zip(clips, errors, strict=True)
+    return [Problem(clip.location, error) for clip, error in errors if error]
 
 
-def _has_samples(clip: Clip, hparams: HParams) -> bool:
-    return len(read_samples(clip, hparams)) > 0
+def _check_samples(clip: Clip, hparams: HParams) -> None:
+    read_samples(clip, hparams)
 
 
-class _Calls:
-    """A dataset of the results of ``function``."""
-
-    def __init__(self, function: Callable[[Clip], Any], clips: Sequence[Clip]) -> None:
-        self.function, self.clips = function, clips
-
-    def __len__(self) -> int:
-        return len(self.clips)
-
-    def __getitem__(self, i: int) -> Any:
-        try:
-            return self.function(self.clips[i])
-        except UserError as error:
-            return str(error)
+def _result(function: Callable[[Clip], Any], clip: Clip) -> Any:
+    try:
+        return function(clip)
+    except UserError as error:
+        return str(error)
 
 
 def run_parallel(function: Callable[[Clip], Any], clips: Sequence[Clip], name: str) -> Iterator:
@@ -376,11 +349,11 @@ def run_parallel(function: Callable[[Clip], Any], clips: Sequence[Clip], name: s
     from device import n_cores
 
     loader = DataLoader(
-        _Calls(function, clips),
+        clips,
         batch_size=None,
         num_workers=n_cores() if len(clips) > 8 else 0,
-        collate_fn=_identity,
-        generator=torch.Generator(),  # its own, so that it draws nothing from training's
+        collate_fn=partial(_result, function),
+        generator=torch.Generator(),  # its own, so that nothing is drawn from the training's
     )
     results = None
     try:
@@ -399,7 +372,3 @@ def end_workers(iterator: Any) -> None:
             worker.terminate()
         if hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()
-
-
-def _identity(item: object) -> object:
-    return item

@@ -45,8 +45,8 @@ def noise_lines(folder: Path, n: int) -> list[str]:
 
 def corpus_lines(corpus: Path, n: int) -> list[str]:
     """A filelist of the first ``n`` clips of a corpus in LJSpeech's layout."""
-    clips = list(read_corpus(corpus, HParams()).items())[:n]
-    return [f"{(corpus / 'wavs' / name).resolve()}.wav|{text}\n" for name, text in clips]
+    clips = read_corpus(corpus, HParams())[:n]
+    return [f"{Path(clip.path).resolve()}|{clip.text}\n" for clip in clips]
 
 
 def seconds(function: Callable[[], object]) -> float:

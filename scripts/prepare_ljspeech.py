@@ -20,7 +20,7 @@ import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pooch
 
@@ -33,48 +33,38 @@ from hparams import HParams
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = "LJSpeech-1.1"  # the one folder at the top of the archive
-URL = "https://data.keithito.com/data/speech/LJSpeech-1.1.tar.bz2"
+ARCHIVE = f"{CORPUS}.tar.bz2"
+URL = f"https://data.keithito.com/data/speech/{ARCHIVE}"
 SHA256 = "be1a30453f28eb8dd26af4101ae40cbf2c50413b1bb21936cbcdc6fae3de8aa5"
-SIZE = 2_748_572_632  # bytes
-EXPANSION = 1.4  # bytes extracted per byte of archive: LJSpeech grows to 3.8 GB
+SIZE, EXTRACTED_SIZE = 2_748_572_632, 3_850_000_000  # bytes
 OTHER_DISK = "give another --data_dir"
-
-MIN_RATE, MAX_RATE = 4000, 192_000  # Hz; much below, some of the 80 mel bands would be empty
-MAX_LINES = 20  # of a report of problems
-
-
-# Download
+RATES = range(4000, 192_001)  # Hz; much below, some of the 80 mel bands would be empty
+MAX_PROBLEMS = 20  # in a report
 
 
-def obtain(data_dir: Path, archive: Path | None, url: str, sha256: str) -> Path:
-    """The corpus in ``data_dir``. If it is missing, extract ``archive``, or download it first.
-
-    Raises:
-        UserError: no archive, another SHA-256, too little disk space, or see below.
-    """
+def obtain(data_dir: Path, archive: Path | None) -> Path:
+    """The corpus in ``data_dir``; if missing, extracted from ``archive`` or from a download."""
     corpus = data_dir / CORPUS
     if os.path.isfile(corpus / "metadata.csv"):
         print(f"{corpus}: already extracted")
         return corpus
-    if os.path.exists(corpus):
+    if corpus.exists():
         raise UserError(f"{corpus}: has no metadata.csv; remove or rename it and run again")
     if archive and not archive.is_file():
-        raise UserError(f"--archive {archive}: no such file; give a downloaded {CORPUS}.tar.bz2")
-    archive = archive or data_dir / f"{CORPUS}.tar.bz2"
+        raise UserError(f"--archive {archive}: no such file; give a downloaded {ARCHIVE}")
+    archive = archive or data_dir / ARCHIVE
     unfinished = data_dir / f"{CORPUS}.unfinished"
     with making(data_dir, OTHER_DISK):
         shutil.rmtree(unfinished, ignore_errors=True)  # left by a run that was killed
+        n_bytes = EXTRACTED_SIZE if archive.exists() else SIZE + EXTRACTED_SIZE
+        require_space(data_dir, n_bytes, OTHER_DISK)
         unfinished.mkdir()
         try:
             if not archive.exists():
-                download(url, sha256, unfinished / archive.name)
-                (unfinished / archive.name).replace(archive)
-            elif (actual := pooch.file_hash(archive)) != sha256:
-                raise UserError(
-                    f"{archive}: SHA-256 is {actual}, expected SHA-256 {sha256}; remove it and "
-                    "download it again"
-                )
-            require_space(data_dir, archive.stat().st_size * EXPANSION, OTHER_DISK)
+                download(unfinished / ARCHIVE)
+                (unfinished / ARCHIVE).replace(archive)
+            elif (actual := pooch.file_hash(archive)) != SHA256:
+                raise UserError(f"{archive}: SHA-256 is {actual}, not {SHA256}; download it again")
             extract(archive, unfinished)
             (unfinished / CORPUS).rename(corpus)
         finally:
@@ -83,155 +73,92 @@ def obtain(data_dir: Path, archive: Path | None, url: str, sha256: str) -> Path:
     return corpus
 
 
-def download(url: str, sha256: str, path: Path) -> None:
-    """Download ``url`` to ``path``, which appears only if it has this SHA-256.
-
-    Raises:
-        UserError: no connection, a server's refusal, another SHA-256, or too little disk space.
-    """
-    if sha256 == SHA256:
-        require_space(path, SIZE * (1 + EXPANSION), OTHER_DISK)
-    pooch.get_logger().setLevel("WARNING")
-    downloader = pooch.HTTPDownloader(
-        progressbar=sys.stderr.isatty(),
-        chunk_size=1 << 18,
-        timeout=60,  # seconds without a byte
-        headers={"User-Agent": "prepare_ljspeech"},  # some servers refuse Python's own
-    )
+def download(path: Path) -> None:
+    """Download the archive to ``path``, which appears only if it has the right SHA-256."""
+    http = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 18, timeout=60)
     try:
-        pooch.retrieve(url, sha256, path.name, path.parent, downloader=downloader)
+        pooch.retrieve(URL, SHA256, path.name, path.parent, downloader=http)
     except (OSError, ValueError) as error:  # of requests, and of pooch for another SHA-256
-        raise UserError(f"{url}: {error}; run again, or give another --url or --archive") from None
+        raise UserError(f"{URL}: {error}; run again, or use --archive") from None
 
 
 def extract(archive: Path, folder: Path) -> None:
-    """Extract ``archive`` into ``folder``, which must be empty.
-
-    Raises:
-        UserError: it is broken, or has a link, a device, or a path that leads outside.
-    """
-    # pooch.Untar would follow paths that lead outside, before Python 3.12.
-    try:
-        with tarfile.open(archive, "r:bz2") as tar:
-            # Members are checked here on any Python, and again by the filter where there is one.
-            tar.extraction_filter = getattr(tarfile, "data_filter", None)
-            for member in progress_bar(tar, desc="extract", unit=" files"):
-                path = PurePosixPath(member.name)
-                outside = path.is_absolute() or ".." in path.parts
-                if outside or not (member.isfile() or member.isdir()):
-                    raise UserError(
-                        f"{archive}: member {member.name} is a link or a device, or leads out of "
-                        "the folder; do not use it"
-                    )
-                tar.extract(member, folder, set_attrs=False)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{archive}: {error}; check it, and the space in {folder}") from error
-    if not (folder / CORPUS / "metadata.csv").is_file():
-        raise UserError(f"{archive}: has no {CORPUS}/metadata.csv; use the LJSpeech archive")
+    """Extract ``archive`` into ``folder``, which must be empty."""
+    with tarfile.open(archive, "r:bz2") as tar:
+        # Members are checked here on any Python, and again by the filter where there is one.
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        for member in progress_bar(tar, desc="extract", unit=" files"):
+            outside = member.name.startswith("/") or ".." in member.name.split("/")
+            if outside or not (member.isfile() or member.isdir()):
+                raise UserError(f"{archive}: has {member.name}, a link or outside; do not use it")
+            tar.extract(member, folder, set_attrs=False)
 
 
-# Checks
-
-
-def read_corpus(corpus: Path, hparams: HParams) -> dict[str, str]:
-    """ID → text of every clip in ``metadata.csv``, in its order, with all clips checked.
-
-    Raises:
-        UserError: the problems of the corpus, a line each.
-    """
-    clips, problems = read_metadata(corpus, hparams)
-    check_corpus(corpus, clips, problems, hparams)
-    return texts(clips)
-
-
-def read_metadata(corpus: Path, hparams: HParams) -> tuple[list[Clip], list[Problem]]:
-    """The clips of ``metadata.csv``, and the problems of the lines that give none.
-
-    Texts and the headers of wav files are checked as for training. The text is the third column,
-    or the second of two.
-
-    Raises:
-        UserError: there is no such file, or fewer than 2 clips.
-    """
+def read_corpus(corpus: Path, hparams: HParams, every_sample: bool = True) -> list[Clip]:
+    """The clips of ``metadata.csv``, checked as for training; samples too, if ``every_sample``."""
     metadata = corpus / "metadata.csv"
     if not os.path.isfile(metadata):
         raise UserError(f"{metadata}: no such file; give the folder that holds it and wavs/")
     # How long a text may be is for training to say.
     hparams = dataclasses.replace(hparams, data_dir=str(corpus), max_text_length=2**31 - 1)
-    lines = numbered_lines(str(metadata))
-    clips, problems = check_lines(lines, partial(_split_line, corpus), hparams)
-    if not problems and len(clips) < 2:
+    rows = numbered_lines(str(metadata))
+    clips, problems = check_lines(rows, partial(_split_row, corpus), hparams)
+    if problems and not clips and all("sampling rate" in problem.message for problem in problems):
+        raise UserError(f"{problems[0]} (and so for all {len(problems):,} clips)")
+    if problems or every_sample:  # one report has all problems
+        refuse([*problems, *check_samples(clips, hparams)], corpus)
+    if len(clips) < 2:
         raise UserError(f"{metadata}: {len(clips)} clips; a split needs at least 2")
-    return clips, problems
+    return clips
 
 
-def _split_line(corpus: Path, line: str) -> tuple[str, str]:
-    """Path in ``corpus`` and text of a line of ``metadata.csv``."""
+def _split_row(corpus: Path, line: str) -> tuple[str, str]:
+    """Path and text (the last column) of a row of ``metadata.csv``."""
     columns = line.split("|")
     if len(columns) not in (2, 3):
         raise UserError(f"{len(columns)} column(s); use ID|text or ID|text|normalised text")
-    clip_id = columns[0]
-    if not clip_id or not clip_id.isprintable() or re.search(r"[/\\]|^\.\.?$", clip_id):
-        raise UserError(f"ID {clip_id!r}; use the name of a file in wavs/ without .wav")
-    path = f"wavs/{clip_id}.wav"
-    if not os.path.isfile(corpus / path):
-        raise UserError(
-            f"{corpus / path}: missing; extract the corpus again, leave .wav out of the ID, or "
-            "remove the line (a header?)"
-        )
+    path = f"wavs/{columns[0]}.wav"
+    if "/" in columns[0] or not os.path.isfile(corpus / path):
+        raise UserError(f"{path}: no such file; mend the ID, or remove the line (a header?)")
     return path, " ".join(columns[-1].split())
 
 
-def check_corpus(
-    corpus: Path, clips: Sequence[Clip], problems: Sequence[Problem], hparams: HParams
-) -> None:
-    """Check the samples of ``clips``, and report their and the other ``problems``.
-
-    Raises:
-        UserError: there are problems. It lists the first ``MAX_LINES``, a line each; if no clip
-            has the sampling rate, one line says so.
-    """
-    problems = sorted([*problems, *check_samples(clips, hparams)], key=Problem.line)
-    n = len(problems)
-    if not problems:
-        return
-    if not clips and all("sampling rate" in problem.message for problem in problems):
-        raise UserError(f"{problems[0]} (and so for all {n:,} clips)")
-    head = f"{corpus}: no filelist was written because of {n:,} problem(s)"
-    more = [f"and {n - MAX_LINES:,} more"] if n > MAX_LINES else []
-    raise UserError("\n  ".join(map(str, [head, *problems[:MAX_LINES], *more])))
+def refuse(problems: Sequence[Problem], corpus: Path) -> None:
+    """Raise the problems, if there are any, as one :class:`UserError`, a line each."""
+    if problems:
+        head = f"{corpus}: no filelist was written because of {len(problems):,} problem(s)"
+        report = [head, *sorted(problems, key=Problem.line)[:MAX_PROBLEMS]]
+        if len(problems) > MAX_PROBLEMS:
+            report.append(f"and {len(problems) - MAX_PROBLEMS:,} more")
+        raise UserError("\n  ".join(map(str, report)))
 
 
-def texts(clips: Sequence[Clip]) -> dict[str, str]:
-    """ID → text."""
-    return {Path(clip.path).stem: clip.text for clip in clips}
-
-
-# Filelists
-
-
-def split(ids: Sequence[str], train_fraction: float, seed: int) -> tuple[list[str], list[str]]:
-    """Random training and validation IDs, at least one each, both in the order given.
+def split(clips: Sequence[Clip], train_fraction: float, seed: int) -> tuple[list[str], list[str]]:
+    """Lines ``wavs/ID.wav|text`` for training and validation, in the order given, one at least.
 
     IDs are ranked by a hash of seed and ID, so the split is the same on every machine and in
-    every version, whatever the order of ``ids``.
+    every version, whatever the order of the clips.
     """
-    ranked = sorted(ids, key=lambda clip_id: hashlib.sha256(f"{seed} {clip_id}".encode()).digest())
-    n_train = min(max(round(len(ids) * train_fraction), 1), len(ids) - 1)
-    train = set(ranked[:n_train])
-    return [i for i in ids if i in train], [i for i in ids if i not in train]
+
+    def rank(i: int) -> bytes:
+        return hashlib.sha256(f"{seed} {Path(clips[i].path).stem}".encode()).digest()
+
+    def lines(indices: list[int]) -> list[str]:
+        return [f"wavs/{Path(clips[i].path).name}|{clips[i].text}" for i in sorted(indices)]
+
+    ranked = sorted(range(len(clips)), key=rank)
+    n_train = min(max(round(len(clips) * train_fraction), 1), len(clips) - 1)
+    return lines(ranked[:n_train]), lines(ranked[n_train:])
 
 
-def refuse_other_lists(lists: Mapping[Path, list[str]]) -> None:
-    """Raise :class:`UserError` if a filelist exists and does not have these lines."""
-    for path, lines in lists.items():
-        if path.exists() and (existing := read_lines(str(path))) != [*lines, ""]:
-            existing = [line for line in existing if line.strip()]
-            raise UserError(
-                f"{path}: exists and lists {len(existing):,} clips, this run {len(lines):,} "
-                f"({len({*existing} & {*lines}):,} lines are in both); give another --name, or "
-                "delete the file"
-            )
+def refuse_other_list(path: Path, lines: list[str]) -> None:
+    """Raise :class:`UserError` if the filelist exists with other lines."""
+    existing = [line for line in read_lines(str(path)) if line] if path.exists() else lines
+    if existing != lines:
+        raise UserError(
+            f"{path}: exists and lists {len(existing):,} clips, this run {len(lines):,} "
+            f"({len({*existing} & {*lines}):,} in both); give another --name, or delete it"
+        )
 
 
 def write_filelist(path: Path, lines: Sequence[str]) -> None:
@@ -239,9 +166,6 @@ def write_filelist(path: Path, lines: Sequence[str]) -> None:
     make_folder(path.parent)
     with replacing(path) as file:  # bytes that are not UTF-8 stay, for load_data to name
         file.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
-
-
-# The next command
 
 
 def audio_settings(sampling_rate: int) -> dict[str, int | float]:
@@ -256,8 +180,8 @@ def audio_settings(sampling_rate: int) -> dict[str, int | float]:
     }
 
 
-def train_command(name: str, **settings: str | float) -> str:
-    """The train.py command, as called from the current folder, with all settings but defaults."""
+def train_command(name: str, settings: Mapping[str, str | float]) -> str:
+    """The train.py command, as called from the current folder."""
     pairs = []
     for key, value in settings.items():
         if value != getattr(HParams, key):
@@ -268,22 +192,15 @@ def train_command(name: str, **settings: str | float) -> str:
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; combinations and values that make no sense raise :class:`UserError`."""
-    parser = ArgumentParser(
-        description="Download LJSpeech 1.1 (--data_dir), or take it from --archive or --corpus; "
-        "check every clip and transcript; write the training and validation filelists.",
-        epilog=f"Needs {SIZE / 1e9:.1f} GB of disk space for the download and "
-        f"{SIZE * EXPANSION / 1e9:.1f} GB more to extract it.",
-    )
+    parser = ArgumentParser(description=__doc__.partition("\n")[0])
     arg = parser.add_argument
+    source = parser.add_mutually_exclusive_group(required=True)
     # fmt: off
-    arg("--data_dir", type=Path, metavar="DIR",
-        help=f"download into DIR and extract as DIR/{CORPUS}")
-    arg("--archive", type=Path, metavar="FILE",
-        help=f"a downloaded {CORPUS}.tar.bz2; extracted into --data_dir, or beside it")
-    arg("--corpus", type=Path, metavar="DIR",
-        help="an extracted corpus, LJSpeech or your own in its layout: DIR/wavs/ID.wav, "
-        "and DIR/metadata.csv with lines ID|text|normalised text or ID|text")
+    source.add_argument("--data_dir", type=Path, metavar="DIR",
+        help=f"download into DIR and extract as DIR/{CORPUS}; needs 6.6 GB of disk space")
+    source.add_argument("--corpus", type=Path, metavar="DIR",
+        help="use DIR/wavs/ID.wav and DIR/metadata.csv (lines ID|text|normalised text or ID|text)")
+    arg("--archive", type=Path, metavar="FILE", help=f"extract this {ARCHIVE} into --data_dir")
     arg("--name", default="ljspeech",
         help="write NAME_train.txt and NAME_val.txt (default: %(default)s)")
     arg("--filelists_dir", type=Path, default="filelists", metavar="DIR",
@@ -293,61 +210,40 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     arg("--seed", type=int, default=0, help="of the random split (default: %(default)s)")
     arg("--sampling_rate", type=int, default=HParams.sampling_rate, metavar="HZ",
         help="that every clip must have (default: %(default)s)")
-    arg("--url", help="a mirror to download from")
-    arg("--sha256", help="of the archive, if it is not the original LJSpeech 1.1")
-    args = parser.parse_args(argv)
-    download = args.data_dir or args.archive
-    for wrong, message in (
-        (not (args.corpus or download), "nothing to prepare; give --data_dir, or see --help"),
-        (args.corpus and (download or args.url or args.sha256),
-         f"--corpus {args.corpus}: used as it is; leave out the options of the download"),
-        (args.archive and args.url, f"--url {args.url}: not used with --archive; leave one out"),
-        (args.sha256 and not re.fullmatch("[0-9a-fA-F]{64}", args.sha256),
-         f"--sha256 {args.sha256}: not a SHA-256; give its 64 hexadecimal digits"),
-        (not re.fullmatch(r"\w[\w.-]*", args.name),
-         f"--name {args.name}: use letters, digits and . _ - only"),
-        ("+" in str(args.filelists_dir),
-         f"--filelists_dir {args.filelists_dir}: + joins filelists; give a path without"),
-        (not 0 < args.train_fraction < 1,
-         f"--train_fraction {args.train_fraction}: use a value between 0 and 1"),
-        (not MIN_RATE <= args.sampling_rate <= MAX_RATE,
-         f"--sampling_rate {args.sampling_rate}: use {MIN_RATE} to {MAX_RATE}"),
-    ):
-        if wrong:
-            raise UserError(message)
     # fmt: on
+    args = parser.parse_args(argv)
+    if args.archive and args.corpus:
+        raise UserError(f"--archive {args.archive}: is not used with --corpus; leave one out")
+    if not re.fullmatch(r"\w[\w.-]*", args.name):
+        raise UserError(f"--name {args.name}: use letters, digits and . _ - only")
+    if "+" in str(args.filelists_dir):
+        raise UserError(f"--filelists_dir {args.filelists_dir}: + joins filelists; leave it out")
+    if not 0 < args.train_fraction < 1:
+        raise UserError(f"--train_fraction {args.train_fraction}: use a value between 0 and 1")
+    if args.sampling_rate not in RATES:
+        raise UserError(f"--sampling_rate {args.sampling_rate}: use {RATES[0]} to {RATES[-1]}")
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Obtain the corpus, check it, write the split, and print the next command."""
     args = parse_args(argv)
+    audio = audio_settings(args.sampling_rate)
+    hparams = HParams(**audio)
+    train, val = (args.filelists_dir / f"{args.name}_{part}.txt" for part in ("train", "val"))
     with making(args.filelists_dir, "give another --filelists_dir"):
-        corpus = args.corpus
-        if corpus is None:
-            data_dir = args.data_dir or args.archive.parent
-            sha256 = (args.sha256 or SHA256).lower()
-            corpus = obtain(data_dir, args.archive, args.url or URL, sha256)
-        audio = audio_settings(args.sampling_rate)
-        hparams = HParams(**audio)
-        clips, problems = read_metadata(corpus, hparams)
-        text = texts(clips)
-        parts = split(list(text), args.train_fraction, args.seed)
-        train, val = (args.filelists_dir / f"{args.name}_{part}.txt" for part in ("train", "val"))
-        lists = {
-            path: [f"wavs/{clip_id}.wav|{text[clip_id]}" for clip_id in ids]
-            for path, ids in zip((train, val), parts, strict=True)
-        }
-        if not problems:
-            refuse_other_lists(lists)
-        check_corpus(corpus, clips, problems, hparams)
+        corpus = args.corpus or obtain(args.data_dir, args.archive)
+        clips = read_corpus(corpus, hparams, every_sample=False)
+        lists = dict(zip((train, val), split(clips, args.train_fraction, args.seed), strict=True))
+        for path, lines in lists.items():  # before samples are read, which takes longest
+            refuse_other_list(path, lines)
+        refuse(check_samples(clips, hparams), corpus)
         for path, lines in lists.items():
             exists = path.exists()
             if not exists:
                 write_filelist(path, lines)
             print(f"{path}: {len(lines):,} clips{', already there' if exists else ''}")
     files = {"training_files": str(train), "validation_files": str(val)}
-    print(f"Next:\n  {train_command(args.name, data_dir=str(corpus), **files, **audio)}")
+    print(f"Next:\n  {train_command(args.name, {'data_dir': str(corpus), **files, **audio})}")
 
 
 if __name__ == "__main__":

@@ -167,11 +167,8 @@ def choose_data(args: argparse.Namespace, hparams: HParams) -> HParams:
         lists = {"train": read_lines(args.train), "val": read_lines(args.val)}
     else:
         data_dir = args.corpus or (LJSPEECH if LJSPEECH.exists() else make_corpus(args.limit))
-        texts = read_corpus(data_dir, hparams)
-        lists = {
-            name: [f"wavs/{clip_id}.wav|{texts[clip_id]}" for clip_id in ids]
-            for name, ids in zip(("train", "val"), split(list(texts), 0.8, seed=0), strict=True)
-        }
+        train, val = split(read_corpus(data_dir, hparams), 0.8, seed=0)
+        lists = {"train": train, "val": val}
     total = sum(map(len, lists.values()))
     if args.limit is not None:
         if args.limit > total:
