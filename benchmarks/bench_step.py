@@ -3,36 +3,32 @@
     python benchmarks/bench_step.py --batch_sizes 16 48 --frames 400
     python benchmarks/bench_step.py --epoch --train_size 10480      # on LJSpeech's lengths
 
-Each implementation runs in its own process, which gives it its own peak memory. They take turns,
-step by step, so that a busy moment of the machine hits all of them alike. Times are medians.
+Implementations:
 
-    nvidia     as NVIDIA's code trains: the loop, a projection and a gate at every step, F.dropout,
-               PyTorch's default allocator; the base of the ratios
+    nvidia     as NVIDIA's code trains: loop, F.dropout, projection and gate at every step
     reference  decoder=reference
     scan       decoder=scan
     graph      decoder=graph, on a GPU only
-    scan+bf16  decoder=scan with precision=bf16; likewise graph+bf16, nvidia+bf16 (by autocast),
-               and +tf32 for each of the three
+    scan+bf16  with precision=bf16 (nvidia: autocast); +tf32 likewise, on a GPU only
 
-The model is the paper's. It trains with dropout, in fp32 unless the name says otherwise. The clips
-are noise, all of one length, with a character every four frames. With ``--epoch`` the batches have
-the lengths and the order of a real epoch, and a step includes clipping and Adam.
+Each has its own process, for its own peak memory. They take turns, step by step, so that a busy
+moment of the machine slows them all. Ratios compare with the first. The model is the paper's, with
+dropout. The clips are noise, B of T frames and a character every four; the times are medians. With
+--epoch, lengths are LJSpeech's, a step includes clipping and Adam, and the times are sums.
 """
 
 import argparse
-import json
+import itertools
 import multiprocessing
-import platform
+import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,35 +46,14 @@ from hparams import HParams, create_hparams
 from loss_function import Tacotron2Loss
 from memory import free_memory
 from model import Decoder, Tacotron2
-from scripts.lengths import LJSPEECH_HOP, LJSPEECH_LENGTHS, read_lengths, rescale
+from scripts.lengths import LJSPEECH_LENGTHS, ljspeech_lengths, read_lengths
 
-BATCHING = {"RAND": False, "SSB-DBS-BR": True}  # True: dynamic and randomised
-
-
-class Shape(NamedTuple):
-    """Lengths of a batch's clips."""
-
-    frames: list[int]
-    characters: list[int]
-
-    @property
-    def padded_frames(self) -> int:
-        return len(self.frames) * max(self.frames)
-
-
-class Step(NamedTuple):
-    """What one training step took."""
-
-    forward: float  # seconds
-    backward: float  # seconds, with clipping and Adam if there is an optimizer
-    peak_gib: float  # of the steps so far, beyond what the model took before them
-
-    @property
-    def seconds(self) -> float:
-        return self.forward + self.backward
-
-
-# Implementations
+Shape = tuple[list[int], list[int]]  # characters and frames of each clip of a batch
+Step = tuple[float, float, float, float]  # see Trainer.step
+Walk = tuple[str, list[Shape], float]  # implementation, batches to time, their share of the whole
+HEADER = """
+| batches | | forward s | backward s | together s | times as fast | peak memory | of the first's |
+|---|---|--:|--:|--:|--:|--:|--:|"""
 
 
 class NvidiaDecoder(Decoder):
@@ -87,7 +62,7 @@ class NvidiaDecoder(Decoder):
     def forward(
         self, memory: Tensor, mel: Tensor, padding: Tensor, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        mels, gates, alignment = [], [], []
+        outputs = []
         with torch.autocast(memory.device.type, dtype, enabled=dtype is not None):
             frames = self.prenet(F.pad(mel, (1, -1)).permute(2, 0, 1))
             keys = self.attention_layer.memory_layer(memory)
@@ -95,11 +70,10 @@ class NvidiaDecoder(Decoder):
             for frame in frames:
                 state = self.step(frame, state, memory, keys, padding)
                 features = torch.cat((state.decoder_hidden, state.context), 1)
-                mels.append(self.linear_projection(features))
-                gates.append(self.gate_layer(features).squeeze(1))
-                alignment.append(state.weights)
-        mel, gate = torch.stack(mels, 2), torch.stack(gates, 1)
-        return mel.float(), gate.float(), torch.stack(alignment, 1).float()
+                gate = self.gate_layer(features).squeeze(1)
+                outputs.append((self.linear_projection(features), gate, state.weights))
+        mel, gate, alignment = (torch.stack(each).float() for each in zip(*outputs, strict=True))
+        return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
 
 
 def use_nvidias_code() -> None:
@@ -111,29 +85,37 @@ def use_nvidias_code() -> None:
 
 def settings(implementation: str, overrides: str) -> HParams:
     decoder, _, precision = implementation.partition("+")
-    values = [f"decoder={'reference' if decoder == 'nvidia' else decoder}", overrides]
-    if precision:
-        values.append(f"precision={precision}")
-    return create_hparams(",".join(values))
+    decoder = "reference" if decoder == "nvidia" else decoder
+    return create_hparams(f"decoder={decoder},precision={precision or 'fp32'},{overrides}")
+
+
+def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int]) -> Batch:
+    """Clips of random ids and mels of the given lengths."""
+    generator = torch.Generator().manual_seed(0)
+    items = []
+    for i, (T_in, T_out) in enumerate(zip(text_lengths, mel_lengths, strict=True)):
+        ids = torch.randint(1, hparams.n_symbols, (T_in,), generator=generator)
+        mel = torch.randn(T_out, hparams.n_mel_channels, generator=generator)
+        items.append(Item(i, ids, mel))
+    return collate(items)
 
 
 class Trainer:
-    """Takes training steps with one implementation, in a process of its own."""
+    """Takes training steps on noise, with clipping and Adam if ``update``."""
 
-    def __init__(self, implementation: str, args: argparse.Namespace) -> None:
-        self.implementation = implementation
-        self.hparams = settings(implementation, args.hparams)
+    def __init__(self, implementation: str, overrides: str = "", update: bool = False) -> None:
+        self.hparams = settings(implementation, overrides)
         self.device = choose_device(self.hparams)
         torch.manual_seed(0)
         self.model = Tacotron2(self.hparams).to(self.device).train()
         self.loss_function = Tacotron2Loss()
-        self.optimizer = None
-        if args.epoch:
-            self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.optimizer = torch.optim.Adam(self.model.parameters()) if update else None
         self.memory = peak_memory(self.device)
 
     def step(self, shape: Shape) -> Step:
-        batch = noise(shape, self.hparams).to(self.device)
+        """Seconds of forward, backward and both, and the peak in GiB of the steps so far, beyond
+        what the model took before them."""
+        batch = noise_batch(self.hparams, *shape).to(self.device)
         self.model.zero_grad()
         synchronize(self.device)
         started = time.perf_counter()
@@ -146,267 +128,133 @@ class Trainer:
             self.optimizer.step()
         synchronize(self.device)
         ended = time.perf_counter()
-        return Step(middle - started, ended - middle, peak_memory(self.device) - self.memory)
+        peak = peak_memory(self.device) - self.memory
+        return middle - started, ended - middle, ended - started, peak
 
 
-def noise(shape: Shape, hparams: HParams) -> Batch:
-    generator = torch.Generator().manual_seed(0)
-    items = []
-    for T_in, T_out in zip(shape.characters, shape.frames, strict=True):
-        ids = torch.randint(1, hparams.n_symbols, (T_in,), generator=generator)
-        mel = torch.randn(T_out, hparams.n_mel_channels, generator=generator)
-        items.append(Item(0, ids, mel))
-    return collate(items)
+def open_pool(*options: str | bool) -> ProcessPoolExecutor:
+    """A process with a :class:`Trainer`; the options are those of :func:`_start`."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start, options)
 
 
-# Their processes
-
-
-def open_pool(implementation: str, args: argparse.Namespace) -> ProcessPoolExecutor:
-    """A process that takes steps with ``implementation``. The first step starts it."""
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, context, _start, (implementation, args))
-
-
-def take_step(pool: ProcessPoolExecutor, shape: Shape) -> Step | None:
-    """One step in the pool's process; None if it does not fit the memory.
-
-    Raises:
-        UserError: the step fails for another reason.
-    """
-    try:
-        return pool.submit(_step, shape).result()
-    except BrokenProcessPool:  # killed, as Linux does when memory runs out
-        return None
-
-
-def _start(implementation: str, args: argparse.Namespace) -> None:
+def _start(implementation: str, overrides: str, update: bool, onednn: bool = True) -> None:
     global trainer
     if implementation.startswith("nvidia"):
         use_nvidias_code()
     else:
         use_large_pages()
-    torch.set_num_threads(args.threads)
-    torch.backends.mkldnn.enabled = not args.no_onednn
+    torch.backends.mkldnn.enabled = onednn
     if not torch.cuda.is_available() and sys.platform == "linux":
         # So that this process gets an error, rather than Linux killing some other one.
         limit = int(0.9 * free_memory() * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    trainer = Trainer(implementation, args)
+    trainer = Trainer(implementation, overrides, update)
 
 
-def _step(shape: Shape) -> Step | None:
+def _step(shape: Shape) -> Step:
     try:
         return trainer.step(shape)
-    except (RuntimeError, ValueError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            return None
-        raise UserError(f"{trainer.implementation}: {error}".splitlines()[0]) from None
+            os._exit(1)  # frees the memory for the others, as if Linux had killed this process
+        raise
 
 
-def take_turns(
-    walks: dict[Any, tuple[str, list[Shape]]], args: argparse.Namespace
-) -> dict[Any, list[Step] | None]:
-    """Time several lists of batches, each with its implementation, one step of each at a time;
-    None for a list that runs out of memory."""
-    steps = {key: [] for key in walks}
-    with ExitStack() as stack:
-        pools = {key: stack.enter_context(open_pool(walk[0], args)) for key, walk in walks.items()}
-        for i in range(max(len(shapes) for _, shapes in walks.values())):
-            for key, (_, shapes) in walks.items():
-                if steps[key] is None or i >= len(shapes):
-                    continue
-                if step := take_step(pools[key], shapes[i]):
-                    steps[key].append(step)
-                else:
-                    steps[key] = None
-                    pools[key].shutdown()
-    return steps
-
-
-# Steps
-
-
-def bench_steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    base = args.implementations[0]
-    print(f"ratios: {base}'s time over that of the others; their peak memory over {base}'s\n")
-    print("| B | T_out | | forward s | backward s | step s | forward | backward | step | memory |")
-    print("|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|")
-    for B in args.batch_sizes:
-        for T in args.frames:
-            shapes = [Shape([T] * B, [max(T // 4, 1)] * B)] * (args.warmup + args.rounds)
-            walks = {name: (name, shapes) for name in args.implementations}
-            steps = take_turns(walks, args)
-            results = {name: medians(taken, args.warmup) for name, taken in steps.items()}
-            for name, result in results.items():
-                print(f"| {B} | {T} | {name} |{cells(result, results[base])}")
-            yield {"batch_size": B, "frames": T, "results": results}
-
-
-def medians(steps: list[Step] | None, warmup: int) -> dict[str, float] | None:
-    if steps is None:
+def take_step(pool: ProcessPoolExecutor, shape: Shape) -> Step | None:
+    """One step in the pool's process; None if it or an earlier one did not fit the memory."""
+    try:
+        return pool.submit(_step, shape).result()
+    except BrokenProcessPool:
         return None
-    timed = steps[warmup:]
-    return {
-        "forward": median(step.forward for step in timed),
-        "backward": median(step.backward for step in timed),
-        "step": median(step.seconds for step in timed),
-        "fastest": min(step.seconds for step in timed),
-        "peak_gib": steps[-1].peak_gib,
-    }
 
 
-def cells(result: dict[str, float] | None, base: dict[str, float] | None) -> str:
-    """The times of a row, and the ratios to the base."""
-    if result is None:
-        return " out of memory |"
-    keys = ("forward", "backward", "step")
-    times = "".join(f" {result[key]:.3f} |" for key in keys)
-    if base is None or result is base:
-        return f"{times} | | | {result['peak_gib']:.2f} GiB |"
-    ratios = "".join(f" {base[key] / result[key]:.2f}x |" for key in keys)
-    peak = base["peak_gib"]  # 0 if the base took no more than its imports did
-    return times + ratios + (f" {result['peak_gib'] / peak:.2f}x |" if peak else " |")
-
-
-# Epochs
-
-
-def read_clips(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """The frames and the characters of an epoch's clips."""
-    frames = read_lengths(args.epoch, args.frames_column, "--frames_column")
-    characters = read_lengths(args.epoch, args.characters_column)
-    frames = rescale(frames, args.hop_from, args.hop_to)
-    if args.train_size:
-        chosen = np.random.default_rng(0).permutation(len(frames))[: args.train_size]
-        frames, characters = frames[chosen], characters[chosen]
-    return frames, characters
-
-
-def epoch_shapes(frames: np.ndarray, characters: np.ndarray, batching: str) -> list[Shape]:
-    """The batches of the first epoch, in order, with the default settings."""
-    strategy, dynamic = batching.partition("-")[0], BATCHING[batching]
-    plan = plan_batches(frames, strategy, dynamic_batch_size=dynamic, batch_randomization=dynamic)
-    return [Shape(frames[batch].tolist(), characters[batch].tolist()) for batch in plan]
-
-
-def sample(shapes: list[Shape], n: int | None) -> list[Shape]:
-    """``n`` batches, spread evenly from the smallest to the largest, in the epoch's order."""
-    if n is None or n >= len(shapes):
-        return shapes
-    by_size = np.argsort([shape.padded_frames for shape in shapes], kind="stable")
-    ranks = (np.arange(n) + 0.5) * len(shapes) / n
-    return [shapes[i] for i in sorted(by_size[ranks.astype(int)])]
-
-
-def bench_epochs(
-    frames: np.ndarray, characters: np.ndarray, args: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
-    shares, walks = {}, {}
-    for batching in BATCHING:
-        shapes = epoch_shapes(frames, characters, batching)
-        timed = sample(shapes, args.batches)
-        for name in args.implementations:
-            walks[name, batching] = name, [timed[0], *timed]  # the first one warms up
-        total = sum(shape.padded_frames for shape in shapes)
-        shares[batching] = sum(shape.padded_frames for shape in timed) / total
-        print(
-            f"{batching}: {len(shapes):,} batches, {total:,} padded frames, "
-            f"{sum(max(shape.frames) for shape in shapes):,} decoder steps; at most "
-            f"{max(len(s.characters) * max(s.characters) for s in shapes):,} padded characters and "
-            f"{max(s.padded_frames * max(s.characters) for s in shapes) / 1e6:.2f} million cells "
-            f"of an alignment in a batch; {len(timed):,} batches timed"
-        )
-    print("\n| | batching | seconds an epoch | | peak memory |")
-    print("|---|---|--:|--:|--:|")
-    base = None
-    for (name, batching), steps in take_turns(walks, args).items():
-        if steps is None:
-            print(f"| {name} | {batching} | out of memory |")
+def bench(walks: dict[str, Walk], args: argparse.Namespace, summarise: Callable) -> None:
+    """Time the batches of all walks in turns, and print a row for each."""
+    steps, base = {label: [] for label in walks}, None
+    with ExitStack() as stack:
+        pools = {}
+        for label, (name, shapes, _) in walks.items():
+            options = name, args.hparams, args.epoch, not args.no_onednn
+            pools[label] = stack.enter_context(open_pool(*options))
+            take_step(pools[label], shapes[0])  # warms up
+        for i in range(max(len(shapes) for _, shapes, _ in walks.values())):
+            for label, (_, shapes, _) in walks.items():
+                if i < len(shapes):
+                    steps[label].append(take_step(pools[label], shapes[i]))
+    for label, taken in steps.items():
+        if None in taken:
+            print(f"| {label} | out of memory |")
             continue
-        seconds = sum(step.seconds for step in steps[1:]) / shares[batching]
-        peak = steps[-1].peak_gib
-        base = base or seconds
-        print(f"| {name} | {batching} | {seconds:,.0f} | {base / seconds:.2f}x | {peak:.2f} GiB |")
-        yield {
-            "implementation": name,
-            "batching": batching,
-            "seconds": seconds,
-            "batches_timed": len(steps) - 1,
-            "share_of_padded_frames_timed": shares[batching],
-            "peak_gib": peak,
-        }
+        forward, backward, seconds, _ = summarise(taken, axis=0) / walks[label][2]
+        peak = taken[-1][3]
+        base = base or (seconds, peak)
+        times = f"{forward:.3f} | {backward:.3f} | {seconds:.3f} | {base[0] / seconds:.2f}x"
+        memory = f"{peak / base[1]:.2f}x" if base[1] else ""
+        print(f"| {label} | {times} | {peak:.2f} GiB | {memory} |")
 
 
-def parse_args() -> argparse.Namespace:
-    cuda = torch.cuda.is_available()
-    precisions = ("tf32", "bf16") if cuda else ("bf16",)
-    names = ["nvidia", "reference", "scan", *["graph"] * cuda]
-    faster = [f"{n}+{precision}" for n in names if n != "reference" for precision in precisions]
-    parser = ArgumentParser(
-        description="Time training steps of the recipe's decoders and of NVIDIA's loop.",
-        epilog="All shapes and implementations take an hour or more on a CPU: name fewer "
-        "--batch_sizes, --frames and --implementations.",
-    )
-    add = parser.add_argument
-    add("--batch_sizes", type=positive, nargs="+", default=[16, 32, 64, 98], metavar="B")
-    add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T", help="T_out")
-    add(
-        "--implementations", nargs="+", choices=[*names, *faster], default=names, metavar="NAME",
-        help="of %(choices)s; the first is the base of the ratios (default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--rounds",
-        type=positive,
-        default=20 if cuda else 3,
-        help="timed steps of each (%(default)s)",
-    )
-    add("--warmup", type=int, default=3 if cuda else 1, help="steps before them (%(default)s)")
-    add("--threads", type=positive, default=torch.get_num_threads(), help="on a CPU (%(default)s)")
-    add("--no_onednn", action="store_true", help="switch oneDNN off, for all of them")
-    add("--hparams", default="", metavar="NAME=VALUE,...", help="of the model")
-    add("--json", type=Path, metavar="FILE", help="write the numbers")
-    add = parser.add_argument_group("epochs").add_argument
-    add(
-        "--epoch", type=Path, nargs="?", const=LJSPEECH_LENGTHS, metavar="LENGTHS",
-        help="CSV file of every clip's lengths (default: LJSpeech's, whose frames are counted at "
-        f"a hop of {LJSPEECH_HOP} samples and rescaled to {HParams.hop_length}: within one frame)",
-    )  # fmt: skip
-    add("--frames_column", metavar="NAME", help="(default: as plot_batching.py --column)")
-    add("--characters_column", default="characters", metavar="NAME", help="(%(default)s)")
-    add("--hop_from", type=int, metavar="N", help="the hop of these frames, in samples, ...")
-    add("--hop_to", type=int, metavar="N", help="... and the hop to rescale them to")
-    add("--train_size", type=positive, metavar="N", help="take N clips at random (default: all)")
-    add("--batches", type=positive, metavar="N", help="time N batches of all sizes (default: all)")
-    args = parser.parse_args()
-    if args.warmup < 0:
-        raise UserError(f"--warmup {args.warmup}: use 0 or more")
-    if args.epoch == LJSPEECH_LENGTHS:
-        args.hop_from = args.hop_from or LJSPEECH_HOP
-        args.hop_to = args.hop_to or HParams.hop_length
-    for name in ("frames_column", "hop_from", "hop_to", "train_size", "batches"):
-        if not args.epoch and (value := getattr(args, name)) is not None:
-            raise UserError(f"--{name} {value}: goes with --epoch; leave it out")
-    if args.json and not args.json.parent.is_dir():
-        raise UserError(f"--json {args.json}: {args.json.parent}: no such folder; make it first")
-    if len(set(args.implementations)) < len(args.implementations):
-        raise UserError("--implementations: one is named twice; keep one")
-    for name in args.implementations:
-        settings(name, args.hparams)
-    return args
+def bench_steps(args: argparse.Namespace) -> None:
+    print(HEADER)
+    for B, T in itertools.product(args.batch_sizes, args.frames):
+        shapes = [([max(T // 4, 1)] * B, [T] * B)] * args.rounds
+        walks = {f"{B} x {T} | {name}": (name, shapes, 1) for name in args.implementations}
+        bench(walks, args, np.median)
+
+
+def bench_epoch(args: argparse.Namespace) -> None:
+    """The first epoch, by the default settings."""
+    frames = ljspeech_lengths(HParams.hop_length)
+    characters = read_lengths(LJSPEECH_LENGTHS, "characters")
+    chosen = np.random.default_rng(0).permutation(len(frames))[: args.train_size]
+    frames, characters = frames[chosen], characters[chosen]
+    walks = {}
+    for batching, strategy, dynamic in (("RAND", "RAND", False), ("SSB-DBS-BR", "SSB", True)):
+        plan = plan_batches(frames, strategy, HParams.batch_size, dynamic, dynamic)
+        shapes = [(characters[batch].tolist(), frames[batch].tolist()) for batch in plan]
+        B, T_in, T_out = np.array([(len(f), max(c), max(f)) for c, f in shapes]).T
+        padded = B * T_out
+        # Spread evenly from the smallest batch to the largest; walked in the epoch's order.
+        n = min(args.batches or len(plan), len(plan))
+        ranks = ((np.arange(n) + 0.5) * len(plan) / n).astype(int)
+        timed = np.sort(np.argsort(padded, kind="stable")[ranks])
+        for name in args.implementations:
+            share = padded[timed].sum() / padded.sum()
+            walks[f"{batching} | {name}"] = name, [shapes[i] for i in timed], share
+        print(
+            f"{batching}: {len(plan):,} batches, {padded.sum():,} padded frames, "
+            f"{T_out.sum():,} decoder steps; at most {(B * T_in).max():,} padded characters and "
+            f"{(padded * T_in).max() / 1e6:.2f} million cells of an alignment in a batch; "
+            f"{n:,} batches timed"
+        )
+    print(HEADER)
+    bench(walks, args, np.sum)
 
 
 def main() -> None:
-    args = parse_args()
-    clips = read_clips(args) if args.epoch else None
     cuda = torch.cuda.is_available()
-    device = torch.cuda.get_device_name() if cuda else f"CPU, {args.threads} threads"
-    print(f"{device}; {platform.machine()}; PyTorch {torch.__version__}; {args.rounds} rounds")
-    record = {"device": device, "torch": torch.__version__, "rounds": args.rounds, "rows": []}
-    for result in bench_epochs(*clips, args) if clips else bench_steps(args):
-        record["rows"].append(result)
-        if args.json:
-            args.json.write_text(json.dumps(record, indent=2) + "\n")
+    names = ["nvidia", "reference", "scan", *["graph"] * cuda]
+    choices = [name + precision for precision in ("", "+tf32", "+bf16") for name in names]
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = ArgumentParser(description=__doc__, formatter_class=layout)
+    add = parser.add_argument
+    add("--batch_sizes", type=positive, nargs="+", default=[16, 32, 64, 98], metavar="B")
+    add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
+    add("--implementations", nargs="+", choices=choices, default=names, metavar="NAME")
+    add("--rounds", type=positive, default=20 if cuda else 3, help="timed steps (%(default)s)")
+    add("--no_onednn", action="store_true", help="switch oneDNN off, for all of them")
+    add("--hparams", default="", metavar="NAME=VALUE,...", help="of the model")
+    add("--epoch", action="store_true", help="time an epoch of LJSpeech")
+    add("--train_size", type=positive, metavar="N", help="of N clips (default: all)")
+    add("--batches", type=positive, metavar="N", help="by N batches of all sizes (default: all)")
+    args = parser.parse_args()
+    if (args.train_size or args.batches) and not args.epoch:
+        raise UserError("--train_size and --batches go with --epoch; add it, or leave them out")
+    for name in args.implementations:
+        choose_device(settings(name, args.hparams))  # refuses what cannot run here
+    device = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{device}; PyTorch {torch.__version__}; {args.rounds} rounds")
+    benchmark = bench_epoch if args.epoch else bench_steps
+    benchmark(args)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,10 @@ def main() -> None:
     add("--seed", type=int, default=0, help="of the prenet's dropout (default %(default)s)")
     args = parser.parse_args()
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     nvidia, changes = create_hparams(preset="nvidia"), parse_overrides(args.hparams)
     model = Tacotron2.from_checkpoint(args.checkpoint, device, nvidia, **changes)
-    hparams = model.hparams
-    texts = []
+    hparams, texts = model.hparams, []
     for text in args.text:
         try:
             texts.append(torch.tensor(check_text(text, hparams)))
@@ -55,10 +54,9 @@ def main() -> None:
         output = model.inference(pad_sequence(texts, batch_first=True).to(device), lengths)
     frame_seconds = hparams.hop_length / hparams.sampling_rate
     for i, text in enumerate(args.text):
-        n = int(output.mel_lengths[i])
+        n, path = int(output.mel_lengths[i]), args.output_dir / str(i + 1)
         mel = output.mel_postnet[i, :, :n].cpu()
         alignment = output.alignment[i, :n, : lengths[i]].cpu()
-        path = args.output_dir / str(i + 1)
         soundfile.write(f"{path}.wav", griffin_lim(mel, hparams), hparams.sampling_rate)
         np.save(f"{path}.npy", mel.numpy())
         draw_alignment(alignment, text, frame_seconds).savefig(f"{path}.png")

@@ -11,12 +11,11 @@ import hypothesis
 import numpy as np
 import pytest
 import soundfile
-import torch
 
 import logger
 import train
+from benchmarks.bench_step import noise_batch as noise_batch
 from benchmarks.soak import MODEL
-from data_utils import Batch, Item, collate
 from hparams import HParams, create_hparams
 
 # A busy machine is no failure. (Hypothesis knows CI by itself, and is not random there.)
@@ -91,18 +90,3 @@ def records(output: Path, event: str = "") -> list[dict]:
 @pytest.fixture
 def tiny() -> HParams:
     return create_hparams(TINY)
-
-
-def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int]) -> Batch:
-    """Clips of random ids and mels of the given lengths."""
-    generator = torch.Generator().manual_seed(0)
-    return collate(
-        [
-            Item(
-                i,
-                torch.randint(1, hparams.n_symbols, (n,), generator=generator),
-                torch.randn(m, hparams.n_mel_channels, generator=generator),
-            )
-            for i, (n, m) in enumerate(zip(text_lengths, mel_lengths, strict=True))
-        ]
-    )

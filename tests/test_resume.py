@@ -482,8 +482,8 @@ def test_a_killed_loader_process_a_second_process_and_a_second_signal(tmp_path, 
 
 
 def test_killed_at_random_moments_and_resumed_it_is_the_same_run(tmp_path):
-    kills, steps = soak.soak(tmp_path / "soak", "SSB", 3, random.Random(), epochs=12)
-    assert kills.total() == 3 and steps >= 12
+    kills = soak.soak(tmp_path / "soak", "SSB", 3, random.Random(), epochs=12)
+    assert kills.total() == 3
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
