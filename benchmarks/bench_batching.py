@@ -3,9 +3,8 @@
     python benchmarks/bench_batching.py
     python benchmarks/bench_batching.py --sizes 10480 --repeats 101
 
-A plan is a call of :func:`batching.plan_batches` with batch randomisation. The plain version is
-SSB as one would write it down: sort the lengths with noise added, fill batches in a Python loop,
-and shuffle them. The README's "times as fast" are from here.
+A plan is a call of :func:`batching.plan_batches` with batch randomisation; the plain version, SSB
+as one would write it down: sort the lengths with noise added, fill batches in a loop, shuffle.
 """
 
 import itertools
