@@ -48,13 +48,12 @@ def test_the_table_and_the_pictures_are_of_the_plans(call, monkeypatch, tmp_path
         texts[path.stem] = {text.get_text() for text in figure.findobj(Text)}
 
     monkeypatch.setattr(Figure, "savefig", savefig)
-    path, settings = tmp_path / "lengths.txt", {"batch_size": 8, "lrf": 0.2, "bucket_size": 64}
-    np.savetxt(path, LENGTHS, "%d")
+    np.savetxt(tmp_path / "lengths.txt", LENGTHS, "%d")
+    settings = {"batch_size": 8, "lrf": 0.2, "bucket_size": 64, "n_bins": 5}
     options = [f"--{name}={value}" for name, value in settings.items()]
-    options += ["--seeds=3", "--paper", "--unit=tokens", f"--output_dir={tmp_path}"]
-    _, out = call(plot_batching.main, path, *options)
-    assert f"{path}: 200 lengths, from column 1\n" in out and "ABL (tokens)" in out
-    assert "| SSB-DBS | LRF 0.2 |" in out and "449, 6.62, 557.68" in out
+    options += ["--seeds=3", "--paper", "--unit=tokens", "--output_dir", tmp_path]
+    _, out = call(plot_batching.main, tmp_path / "lengths.txt", *options)
+    assert "ABL (tokens)" in out and "| SSB-DBS | LRF 0.2 |" in out and "449, 6.62, 557.68" in out
 
     printed = [line for line in out.splitlines() if line.startswith("|")][2:]
     kinds = [(strategy, dynamic) for dynamic in (False, True) for strategy in STRATEGIES]
@@ -80,13 +79,11 @@ def test_the_table_and_the_pictures_are_of_the_plans(call, monkeypatch, tmp_path
 
 @pytest.mark.filterwarnings("error")
 def test_clips_of_one_length_are_drawn_without_a_warning(call, tmp_path):
-    lengths, folder = tmp_path / "lengths.txt", tmp_path / "new" / "figures"
-    lengths.write_text(FIFTY)
-    options = ["--seeds=2", "--output_dir", folder, "--lrf=0", "--batch_size=60"]
-    _, out = call(plot_batching.main, lengths, *options)
-    for name in ("figure1", "figure2", "figure3", "strategies"):
-        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert f"wrote {folder / name}.png (" in out
+    (tmp_path / "a.txt").write_text(FIFTY)
+    options = ["--seeds=2", "--lrf=0", "--batch_size=60", "--output_dir", tmp_path / "new" / "here"]
+    _, out = call(plot_batching.main, tmp_path / "a.txt", *options)
+    paths = map(Path, re.findall(r"wrote (\S+)", out))
+    assert [path.read_bytes()[:4] for path in paths] == [b"\x89PNG"] * 4
 
 
 def run_snippet(file: str) -> None:
@@ -95,30 +92,26 @@ def run_snippet(file: str) -> None:
     exec(text.split("```python")[1].split("```")[0], {})
 
 
-def test_without_a_source_the_documented_tables_come_out(call, capsys):
-    args, _ = call(plot_batching.parse_args, "--train_size", "10480", "--paper")
-    of_276 = plot_batching.get_lengths(args)
-    out = capsys.readouterr().out
+def test_without_a_source_the_documented_tables_come_out(call, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(plot_batching, "draw_all", lambda *_: None)
+    _, out = call(plot_batching.main, "--train_size=10480", "--paper", "--output_dir", tmp_path)
     assert "no lengths given: these are LJSpeech's" in out and "become frames of 276" in out
-    assert len(of_276) == 13_100 and (min(of_276), max(of_276)) == (89, 807)
     documented = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
-    rows = list(plot_batching.table(of_276, args))
+    rows = [line for line in out.splitlines() if line.startswith("|")]
     assert len(rows) == 12 and [row for row in rows if row not in documented] == []
 
     run_snippet("docs/results.md")
-    for line in capsys.readouterr().out.splitlines()[-3:]:
-        name, within, over, padded, capacity = line.split()
-        row = next(row for row in documented if row.startswith(f"| {name} | {within} | {over} | "))
-        assert f" | {padded} | " in row and row.endswith(f" | {capacity} |")
+    for printed in capsys.readouterr().out.splitlines()[-3:]:
+        row = r"\| {} \| {} \| {} \| .* \| {} \| .* \| {} \|".format(*printed.split())
+        assert any(re.fullmatch(row, line) for line in documented)
 
 
 def test_the_snippet_of_the_filelists_gives_the_papers_numbers(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     run_snippet("filelists/README.md")
-    out = capsys.readouterr().out
-    zpr = [100 * float(value) for value in re.findall(r"\bzpr=([\d.]+)", out)]
-    abl = [float(value) for value in re.findall(r"\babl=([\d.]+)", out)]
-    assert zpr == pytest.approx([32.02, 6.22, 0.16, 6.62], abs=0.3)
+    numbers = re.findall(r"zpr=([\d.]+),.* abl=([\d.]+),", capsys.readouterr().out)
+    zpr, abl = np.array(numbers, float).T
+    assert 100 * zpr == pytest.approx([32.02, 6.22, 0.16, 6.62], abs=0.3)
     assert abl == pytest.approx([773.8, 556.2, 526.4, 557.7], abs=4)
 
 
@@ -146,27 +139,21 @@ def test_git_ignores_the_lists_that_are_made_by_default_and_no_other(tmp_path):
 def test_a_train_size_is_another_random_part_for_every_seed():
     parts = [lengths.subset(LENGTHS, 150, seed).tolist() for seed in (0, 1, 0)]
     assert parts[0] == parts[2] != parts[1] and [len(part) for part in parts] == [150] * 3
-    assert lengths.subset(LENGTHS, None, 3) is LENGTHS
 
 
 @pytest.mark.parametrize(
     ("text", "given", "wanted", "column"),
     [
-        ("\ufeff5\n 7 \n6\n", None, [5, 7, 6], "1"),
-        ("n_frames\r\n5\r\n\r\n7\r\n", None, [5, 7], "n_frames"),
+        ("\ufeff5\r\n 7 \r\n\r\n6\r\n", None, [5, 7, 6], "1"),
         ('id,frames,letters\n"a, 1",5,50\na-2,7,70\n', None, [5, 7], "frames"),
         ("id,frames,letters\na-1,5,50\na,7,7\n", "letters", [50, 7], "letters"),
         ("a-1,5\na-2,7\n", None, [5, 7], "2"),
         ("1,5\n2,7\n", "2", [5, 7], "2"),
         ("id,Mel_Frames_hop256,n\n1,750,9\n2,471,8\n", None, [750, 471], "Mel_Frames_hop256"),
         ("id,frames,length_s\n1,750,8.5\n2,471,5.5\n", None, [750, 471], "frames"),
-        ("id,n\na,750\nb,471\n", None, [750, 471], "n"),
-        ("id,n\n1,750\n2,471\n", "n", [750, 471], "n"),
     ],
 )
-def test_the_column_is_the_one_named_for_lengths_or_the_only_one_of_numbers(
-    tmp_path, capsys, text, given, wanted, column
-):
+def test_which_column_is_read(tmp_path, capsys, text, given, wanted, column):
     path = tmp_path / "lengths.csv"
     path.write_text(text, encoding="utf-8")
     assert lengths.read_lengths(path, given).tolist() == wanted
@@ -186,15 +173,11 @@ def test_every_wrong_line_is_named_up_to_twenty(tmp_path):
         lengths.read_lengths(path)
 
 
-def test_lengths_of_filelists_are_their_clips_frames(call, tmp_path):
-    for name, n in {"a": 22_080, "b": 22_079, "c": 30_000}.items():
-        soundfile.write(tmp_path / f"{name}.wav", np.zeros(n), 22_050)
-    (tmp_path / "1.txt").write_text("c.wav|One.\na.wav|Two.\n")
-    (tmp_path / "2.txt").write_text("b.wav|Three.\n")
-    both = ["--filelist", f"{tmp_path}/1.txt+{tmp_path}/2.txt", "--data_dir", tmp_path]
-    for options, wanted in (([], [109, 81, 80]), (["--hop_length", 256], [118, 87, 87])):
-        args, _ = call(plot_batching.parse_args, *both, *options)
-        assert plot_batching.get_lengths(args).tolist() == wanted
+def test_lengths_of_filelists_are_their_clips_frames(call, corpus):
+    options = ["--filelist", f"{corpus}/train.txt+{corpus}/val.txt", "--data_dir", corpus]
+    args, _ = call(plot_batching.parse_args, *options, "--hop_length", 256)
+    n_samples = [soundfile.info(corpus / f"{i}.wav").frames for i in range(12)]
+    assert plot_batching.get_lengths(args).tolist() == [n // 256 + 1 for n in n_samples]
 
 
 @pytest.mark.parametrize(
@@ -203,10 +186,8 @@ def test_lengths_of_filelists_are_their_clips_frames(call, tmp_path):
         ("n_frames\n", "", "lengths.csv: has no lengths; give one"),
         ("7.5\n5\n6\n", "", "lengths.csv:1: '7.5': give 1 columns"),
         ("-\n5\n6.\n", "", "lengths.csv:3: '6.': give 1 columns"),
-        ("id,n\na,5\n", "--column=id", "lengths.csv:2: 'a,5': give 2 columns"),
         ("id,n\n1,5\n2,6\n", "", "lengths may be in any of the columns id, n; give --column"),
         ("id,frames,n_samples\n1,5,9\n", "", "columns frames, n_samples; give --column"),
-        ("1,5\n2,6\n", "", "columns 1, 2; give --column"),
         ("id,text\na,b\n", "", "lengths.csv: has no column of whole numbers; give one of id"),
         ("id,n\na,5\n", "--column=m", "lengths.csv: has no column 'm'; give one of id, n"),
         ("5\n" * 47, "", "47 clips: the figures need 48 or more"),
@@ -216,8 +197,6 @@ def test_lengths_of_filelists_are_their_clips_frames(call, tmp_path):
         (FIFTY, "--lrf=inf", "--lrf=inf: use 0 to 1e6"),
         (FIFTY, "--output_dir=lengths.csv/x", "lengths.csv/x: cannot be written (Not a dir"),
         ("5\n", "--hop_length=256", "--hop_length 256: LENGTHS have theirs; leave it out"),
-        ("5\n", "--filelist=a", "--filelist: not allowed with argument LENGTHS"),
-        ("", "", "lengths.csv: has no lengths; give one"),
         (None, "missing", "missing: cannot be read as text or CSV ("),
         (None, "binary", "binary: cannot be read as text or CSV ("),
         (None, "--filelist=missing", "filelist 'missing': "),
