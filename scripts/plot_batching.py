@@ -216,11 +216,11 @@ def parse_args() -> argparse.Namespace:
     column = "(default: named frames, length, samples or tokens, or the only one of whole numbers)"
     add("--column", metavar="NAME", help=f"of a CSV file {column}")
     add("--data_dir", default="", metavar="DIR", help="of a filelist's paths (default: here)")
-    hop = f"samples per frame, but of LENGTHS (default: {HParams.hop_length})"
+    hop = f"samples per frame, not for LENGTHS (default: {HParams.hop_length})"
     add("--hop_length", type=positive, metavar="N", help=hop)
     add("--unit", default="frames", help="of the lengths, for labels (default: %(default)s)")
     add("--train_size", type=positive, metavar="N", help="N random clips per seed (default: all)")
-    add("--seeds", type=positive, default=30, metavar="N", help="how many (default: %(default)s)")
+    add("--seeds", type=positive, default=30, metavar="N", help="to average over (%(default)s)")
     for name, what in (
         ("batch_size", "clips per batch; the base size with DBS"),
         ("lrf", "SSB's local randomisation factor"),
@@ -228,7 +228,7 @@ def parse_args() -> argparse.Namespace:
         ("n_bins", "ATS's number of bins"),
     ):
         default, kind = getattr(HParams, name), float if name == "lrf" else positive
-        add(f"--{name}", type=kind, default=default, help=f"{what} (default: {default})")
+        add(f"--{name}", type=kind, default=default, metavar="N", help=f"{what} ({default})")
     add("--paper", action="store_true", help="show the paper's values too")
     folder = Path("runs/batching")
     add("--output_dir", type=Path, default=folder, metavar="DIR", help="for figures (%(default)s)")
