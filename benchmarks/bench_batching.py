@@ -1,17 +1,16 @@
 """Time the planning of an epoch, beside a plain Python version of it.
 
     python benchmarks/bench_batching.py
-    python benchmarks/bench_batching.py --sizes 10480 --repeats 101 --json bench.json
+    python benchmarks/bench_batching.py --sizes 10480 --repeats 101
 
-A plan is a call of :func:`batching.plan_batches` with batch randomisation. The plain version is
-SSB as one would write it down: sort the lengths with noise added, fill batches in a Python loop,
-and shuffle them. The README's "times as fast" are from here.
+A plan is a call of :func:`batching.plan_batches` with batch randomisation; the plain version, SSB
+as one would write it down: sort the lengths with noise added, fill batches in a loop, shuffle.
 """
 
 import itertools
-import json
 import platform
 import random
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -21,8 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import STRATEGIES, plan_batches
-from cli import ArgumentParser, UserError, exit_on_user_error
-from files import make_folder
+from cli import ArgumentParser, exit_on_user_error, positive
 from scripts.lengths import LJSPEECH_LENGTHS, read_lengths
 
 SIZES = (10_480, 1_000_000, 10_000_000)
@@ -47,76 +45,40 @@ def plain(lengths: np.ndarray, dynamic: bool, seed: int) -> list[list[int]]:
     return batches
 
 
-def measure(lengths: np.ndarray, repeats: int) -> list[dict]:
-    """A row for each strategy, without and with DBS; all take turns, so that a busy moment of the
-    machine slows all alike."""
-    kinds = list(itertools.product((*STRATEGIES, "plain"), (False, True)))
-    seconds = {kind: [] for kind in kinds}
+def measure(lengths: np.ndarray, repeats: int) -> dict[tuple[str, bool], float]:
+    """Median milliseconds of (strategy or "plain", DBS); all take turns, so that a busy moment of
+    the machine slows all alike."""
+    seconds = {kind: [] for kind in itertools.product((*STRATEGIES, "plain"), (False, True))}
     for epoch in range(repeats + 1):
-        for strategy, dynamic in kinds:
+        for (strategy, dynamic), times in seconds.items():
             start = time.perf_counter()
             if strategy == "plain":
                 plain(lengths, dynamic, epoch)
             else:
                 plan_batches(lengths, strategy, BATCH_SIZE, dynamic, lrf=LRF, epoch=epoch)
-            seconds[strategy, dynamic].append(time.perf_counter() - start)
-    rows = []
-    for strategy, dynamic in kinds[:-2]:
-        times, plain_times = seconds[strategy, dynamic][1:], seconds["plain", dynamic][1:]
-        median, plain_median = float(np.median(times)), float(np.median(plain_times))
-        rows.append(
-            {
-                "n_lengths": len(lengths),
-                "batching": strategy + "-DBS" * dynamic + "-BR",
-                "median_seconds": median,
-                "reference_median_seconds": plain_median,
-                "ratio": plain_median / median,
-                "seconds": times,
-                "reference_seconds": plain_times,
-            }
-        )
-    return rows
+            times.append(time.perf_counter() - start)
+    return {kind: 1e3 * statistics.median(times[1:]) for kind, times in seconds.items()}
 
 
 def main() -> None:
-    parser = ArgumentParser(
-        description="Time the planning of an epoch for every strategy, with fixed and dynamic "
-        "batches of 16, beside a plain version: sort, Python loop, shuffle."
-    )
+    parser = ArgumentParser(description="Time the planning of an epoch, beside a plain version.")
     add = parser.add_argument
-    sizes = f"numbers of lengths (default: {' '.join(map(str, SIZES))})"
-    add("--sizes", type=int, nargs="+", default=SIZES, metavar="N", help=sizes)
+    sizes = f"numbers of lengths, drawn from LJSpeech's (default: {' '.join(map(str, SIZES))})"
+    add("--sizes", type=positive, nargs="+", default=SIZES, metavar="N", help=sizes)
     repeats = "timings per median; 10 N below 100,000 lengths (default: %(default)s)"
-    add("--repeats", type=int, default=5, metavar="N", help=repeats)
-    source = "draw from these lengths, text or CSV (default: LJSpeech's)"
-    add("--lengths", type=Path, metavar="FILE", help=source)
-    add("--column", metavar="NAME", help="column of a CSV file of lengths")
-    add("--json", type=Path, metavar="FILE", help="write every timing")
+    add("--repeats", type=positive, default=5, metavar="N", help=repeats)
     args = parser.parse_args()
-    for name, values in (("sizes", args.sizes), ("repeats", [args.repeats])):
-        if min(values) < 1:
-            raise UserError(f"--{name} {min(values)}: use 1 or more")
-    if args.column is not None and args.lengths is None:
-        raise UserError(f"--column {args.column}: goes with --lengths only; leave it out")
-    if args.json is not None:
-        make_folder(args.json.parent)
-    given = read_lengths(args.lengths or LJSPEECH_LENGTHS, args.column)
-
-    python, processor = platform.python_version(), platform.machine()
-    print(f"Python {python}, NumPy {np.__version__}, {processor}; medians\n")
+    given = read_lengths(LJSPEECH_LENGTHS)
+    print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}\n")
     print("| Lengths | Batching | Plan (ms) | Plain SSB (ms) | Times faster |")
     print("|---:|---|---:|---:|---:|")
-    rows = []
     for size in args.sizes:
         lengths = np.random.default_rng([0, 1]).choice(given, size)
-        for row in measure(lengths, args.repeats * (10 if size < 100_000 else 1)):
-            plan, reference = 1e3 * row["median_seconds"], 1e3 * row["reference_median_seconds"]
-            cells = f"| {size:,} | {row['batching']} | {plan:,.2f} | {reference:,.2f} "
-            print(f"{cells}| {row['ratio']:.1f} |", flush=True)
-            rows.append(row)
-    if args.json:
-        numbers = {"python": python, "numpy": np.__version__, "machine": processor, "rows": rows}
-        args.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        medians = measure(lengths, args.repeats * (10 if size < 100_000 else 1))
+        for strategy, dynamic in itertools.product(STRATEGIES, (False, True)):
+            plan, reference = medians[strategy, dynamic], medians["plain", dynamic]
+            cells = f"{size:,} | {strategy + '-DBS' * dynamic}-BR | {plan:,.2f} | {reference:,.2f}"
+            print(f"| {cells} | {reference / plan:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ from files import locked, require_space
 from hparams import HParams, create_hparams, parse_overrides
 from mel_cache import MelCache
 from model import Tacotron2
+from scripts.lengths import EXAMPLE_CLIPS
 from scripts.paper import BATCHING, EXPERIMENTS, PARAMETERS, experiment_name, experiment_settings
-from scripts.plot_batching import EXAMPLE_CLIPS
 from scripts.prepare_ljspeech import read_corpus, split, write_filelist
 from scripts.runs import CHOICE, difference, load_settings, read_metrics
 
