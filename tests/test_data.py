@@ -286,7 +286,11 @@ MORE = "set batch_capacity_seconds=0.51 or more, or remove the line"
         ("training_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
         ("validation_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
         ("training_files", "train.txt+./train.txt", "filelist './train.txt': is named twice in "),
-        ("training_files", "train.txt+val.txt+a/../val.txt", "filelist 'a/../val.txt': is named twice "),
+        (
+            "training_files",
+            "train.txt+val.txt+a/../val.txt",
+            "filelist 'a/../val.txt': is named twice ",
+        ),
         ("batch_capacity_seconds", 0.48, f"{CAPACITY} 38; {MORE}"),
         ("batch_capacity_seconds", 0.47, f"{CAPACITY} 37, and 1 more clip is; {MORE}s"),
         ("batch_capacity_seconds", 0.2, f"{CAPACITY} 15, and 5 more clips are; {MORE}s"),
