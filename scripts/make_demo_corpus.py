@@ -183,34 +183,25 @@ def write(seconds: float, rng: random.Random) -> str:
 
 
 def read_transcripts(path: Path) -> dict[str, str]:
-    """``ID|text`` lines → {ID: text}.
-
-    Raises:
-        UserError: the file cannot be read, or a line of it cannot be used.
-    """
+    """``ID|text`` lines → {ID: text}. A :class:`UserError` names the line that cannot be used."""
     try:
-        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
     except OSError as error:
-        raise UserError(
-            f"--transcripts {path}: {error.strerror}; give a text file of ID|text lines"
-        ) from None
-    texts, line_of = {}, {}
-    for number, line in enumerate(lines.removesuffix("\n").split("\n"), 1):
-        clip_id, bar, text = line.strip().partition("|")
-        # In lower case, since some disks do not tell A.wav from a.wav.
-        first = line_of.setdefault(clip_id.lower(), number)
+        raise UserError(f"--transcripts {path}: {error.strerror}; give ID|text lines") from None
+    texts, used = {}, set()  # used: in lower case, since some disks do not tell A.wav from a.wav
+    for number, line in enumerate(lines, 1):
+        clip_id, bar, text = line.partition("|")
         if not bar or "|" in text:
-            problem = "has not one bar; write it as ID|text"
+            problem = "write ID|text, with one bar"
         elif not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", clip_id):
-            problem = (
-                "ID cannot name a file; use A-Z, a-z, 0-9, _, - and . (not first), 100 at most"
-            )
-        elif first != number:
-            problem = f"ID is on line {first} too; use each ID once"
+            problem = "the ID names a file: use up to 100 of A-Z, a-z, 0-9, _, - and . (not first)"
+        elif clip_id.lower() in used:
+            problem = "use each ID once"
         elif not any(map(str.isalnum, text)) or not text.isprintable():
-            problem = "text cannot be spoken; write words and plain spaces, in UTF-8"
+            problem = "the text cannot be spoken; write words and plain spaces, in UTF-8"
         else:
             texts[clip_id] = text
+            used.add(clip_id.lower())
             continue
         raise UserError(f"{path}:{number}: {line[:60]!r}: {problem}")
     return texts
@@ -233,26 +224,26 @@ class Engine:
     """espeak-ng, out of a shared library and a folder of data."""
 
     def __init__(self, library: str, data: str) -> None:
+        fix = f"pip install --force-reinstall {WHEEL}"
         try:
             self._lib = ctypes.CDLL(library)
         except OSError as error:
-            raise UserError(f"{library}: {error}; pip install --force-reinstall {WHEEL}") from None
+            raise UserError(f"{library}: {error}; {fix}") from None
+        text, length, number, pointer = (
+            ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_void_p
+        )  # fmt: skip
         self._lib.espeak_Synth.argtypes = (
-            ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_uint,
-            ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p,
+            text, length, number, ctypes.c_int, number, number, pointer, pointer
         )  # fmt: skip
         # 2: AUDIO_OUTPUT_SYNCHRONOUS, in buffers of 500 ms; 0x8000: report errors, do not exit.
         rate = self._lib.espeak_Initialize(2, 500, os.fsencode(data), 0x8000)
         if rate != SAMPLING_RATE or self._lib.espeak_SetVoiceByName(VOICE) != 0:
             raise UserError(
-                f"{data}: espeak-ng finds no voice {VOICE.decode()} here; use a path of less than "
-                f"150 characters, or pip install --force-reinstall {WHEEL}"
+                f"{data}: no voice {VOICE.decode()} here (150 characters at most); {fix}"
             )
         self._buffers = []
-        signature = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
-        self._callback = ctypes.CFUNCTYPE(*signature)(
-            self._receive
-        )  # a reference that outlives this call
+        receiver = ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.c_int, pointer)
+        self._callback = receiver(self._receive)  # kept, since the library calls it later
         self._lib.espeak_SetSynthCallback(self._callback)
 
     def _receive(self, samples: int | None, n_samples: int, events: int) -> int:
@@ -279,9 +270,7 @@ def find_engine() -> tuple[str, str]:
         import espeakng_loader
 
         return espeakng_loader.get_library_path(), espeakng_loader.get_data_path()
-    except ImportError:
-        raise UserError(f"Python package espeakng_loader is missing; pip install {WHEEL}") from None
-    except RuntimeError as error:
+    except (ImportError, RuntimeError) as error:
         raise UserError(f"{error}; pip install --force-reinstall {WHEEL}") from None
 
 
@@ -385,7 +374,7 @@ def is_finished(folder: Path, record: str, n_clips: int) -> bool:
     Raises:
         UserError: it holds something else.
     """
-    names = {path.name for path in folder.glob("*")} - {"lock", "corpus.json.part"}
+    names = {path.name for path in folder.glob("*")} - {"lock"}
     if "corpus.json" in names:
         held = (folder / "corpus.json").read_text(errors="replace").strip()
         if held == record.strip():
@@ -403,9 +392,10 @@ def make_corpus(args: argparse.Namespace) -> None:
     engine, folder, digest = find_engine(), args.output_dir, None
     if args.transcripts is None:
         lengths = draw_durations(args.clips, args.seed, args.duration_scale)
-        books = (divmod(i, CLIPS_PER_BOOK) for i in range(args.clips))
-        ids = [f"DM{book + 1:03d}-{clip + 1:04d}" for book, clip in books]
-        clips = dict(zip(ids, lengths, strict=True))
+        clips = {}
+        for i, n_samples in enumerate(lengths):
+            book, clip = divmod(i, CLIPS_PER_BOOK)
+            clips[f"DM{book + 1:03d}-{clip + 1:04d}"] = n_samples
         n_bytes = 2 * sum(lengths)
     else:
         clips = read_transcripts(args.transcripts)
@@ -419,25 +409,22 @@ def make_corpus(args: argparse.Namespace) -> None:
         "duration_scale": args.duration_scale,
         "transcripts_sha256": digest,
     }
-    record = json.dumps(record) + "\n"
-    wavs, metadata = folder / "wavs", folder / "metadata.csv"
+    record, wavs, metadata = json.dumps(record) + "\n", folder / "wavs", folder / "metadata.csv"
     finished = is_finished(folder, record, len(clips))
     if not finished:
         require_space(folder, n_bytes, "choose another disk, or make fewer --clips")
         with locked(folder):
-            with replacing(folder / "corpus.json") as file:
-                file.write(record.encode())
+            (folder / "corpus.json").write_text(record)
             metadata.unlink(missing_ok=True)
             wavs.mkdir(exist_ok=True)
             lines = make_clips(wavs, engine, args.seed, clips, args.workers)
             with replacing(metadata) as file:
                 file.write("".join(lines).encode())
             (folder / "lock").unlink()
-    n_samples = sum((wavs / f"{clip_id}.wav").stat().st_size - 44 for clip_id in clips) // 2
-    print(
-        f"{folder}: {'already there' if finished else 'made'}, {len(clips)} clips, "
-        f"{n_samples / SAMPLING_RATE / 60:.1f} minutes"
-    )
+    minutes = sum((wavs / f"{clip_id}.wav").stat().st_size for clip_id in clips)
+    minutes /= 2 * SAMPLING_RATE * 60
+    done = "already there" if finished else "made"
+    print(f"{folder}: {done}, {len(clips)} clips, {minutes:.1f} minutes")
 
 
 # Command line
