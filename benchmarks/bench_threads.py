@@ -48,8 +48,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive, default=9, help="steps of each (%(default)s)")
     rounds = parser.parse_args().rounds
     print(f"CPU, {torch.get_num_threads()} threads; PyTorch {torch.__version__}\n")
-    print("| parameters | threads wait | alone, ms | beside a busy process, ms | ratio |")
-    print("|--:|---|--:|--:|--:|")
+    print(
+        "| parameters | threads wait | alone, ms | beside it, ms | ratio |\n|--:|---|--:|--:|--:|"
+    )
     for name, (overrides, B, T) in MODELS.items():
         pools, shape = [], ([T // 4] * B, [T] * B)
         with ExitStack() as stack:

@@ -31,7 +31,6 @@ from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from scripts.runs import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
-# What differs between two equal runs.
 TIMED = {"duration", "minutes", "frames_per_second", "data_wait", "peak_memory_gib"}
 MODEL = (
     "symbols_embedding_dim=8,encoder_embedding_dim=8,prenet_dim=8,attention_rnn_dim=12,"
@@ -42,13 +41,11 @@ MODEL = (
 
 def make_tones(folder: Path) -> str:
     """Write 24 tones of 0.1 to 0.5 s, 6 of them for validation; returns the settings."""
-    lines = []
     for i in range(24):
         t = np.arange(2205 + 367 * (i * 7 % 24)) / 22050
         soundfile.write(folder / f"{i}.wav", 0.3 * np.sin(2 * np.pi * (200 + 10 * i) * t), 22050)
-        lines.append(f"{i}.wav|{'tone ' * (1 + i % 5)}\n")
-    (folder / "train.txt").write_text("".join(lines[:18]))
-    (folder / "val.txt").write_text("".join(lines[18:]))
+        with open(folder / ("train.txt" if i < 18 else "val.txt"), "a") as filelist:
+            filelist.write(f"{i}.wav|{'tone ' * (1 + i % 5)}\n")
     return (
         f"{MODEL},data_dir={folder},training_files={folder}/train.txt,"
         f"validation_files={folder}/val.txt,mel_cache_dir={folder}/cache,batch_size=3,"
@@ -100,28 +97,24 @@ def kill_once(output: Path, settings: str, rng: random.Random) -> str | None:
     return "the start" if written() == before else "training"
 
 
+def outcome(run: Path) -> tuple[list[dict], list[dict]]:
+    """Weights and optimizer state, and the metrics that equal runs have in common."""
+    _, state = load_newest(run)
+    records = read_metrics(run / "metrics.jsonl")
+    records = [record for record in records if record["event"] != "start"]  # one a resume
+    records = [{k: v for k, v in record.items() if k not in TIMED} for record in records]
+    return [state["state_dict"], state["optimizer"]["state"]], records
+
+
 def assert_same_run(unbroken: Path, other: Path) -> None:
-    """Raise :class:`UserError` unless two finished runs have equal weights, optimizer state and
-    metrics, bit for bit."""
-    states, metrics = [], []
-    for folder in (unbroken, other):
-        _, state = load_newest(folder)
-        states.append((state["state_dict"], state["optimizer"]["state"]))
-        lines = read_metrics(folder / "metrics.jsonl")
-        lines = [line for line in lines if line["event"] != "start"]  # one more after each break
-        metrics.append([{k: v for k, v in line.items() if k not in TIMED} for line in lines])
-    try:
-        torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
-    except AssertionError as error:
-        raise UserError(f"{other}: differs from the unbroken run: {error}") from None
-    for expected, line in zip_longest(*metrics):
-        if line != expected:
-            raise UserError(f"{other}/metrics.jsonl: has {line}, the unbroken run {expected}")
+    (expected, expected_records), (state, records) = outcome(unbroken), outcome(other)
+    torch.testing.assert_close(state, expected, rtol=0, atol=0, msg=f"{other}: {{}}".format)
+    for a, b in zip_longest(records, expected_records):
+        assert a == b, f"{other}: metrics.jsonl has {a}, the unbroken run {b}"
 
 
 def soak(folder: Path, strategy: str, kills: int, rng: random.Random, epochs: int) -> Counter[str]:
-    """Kill the training of a strategy ``kills`` times; returns how often in which phase. Raises
-    :class:`UserError` if anything is lost or differs."""
+    """Kill the training of a strategy ``kills`` times; returns how often in which phase."""
     folder.mkdir()
     settings = (
         f"{make_tones(folder)},batching_strategy={strategy},epochs={epochs},"
@@ -135,8 +128,8 @@ def soak(folder: Path, strategy: str, kills: int, rng: random.Random, epochs: in
         if phase is None:  # it had finished: compare it, and break another one
             assert_same_run(unbroken, broken)
             broken = folder / f"broken{phases.total()}"
-            continue
-        phases[phase] += 1
+        else:
+            phases[phase] += 1
         for path in checkpoints(broken):
             load_checkpoint(path)  # each must be whole
     finished(start(broken, settings), broken)
@@ -148,9 +141,8 @@ def soak(folder: Path, strategy: str, kills: int, rng: random.Random, epochs: in
 
 def main() -> None:
     parser = ArgumentParser(description="Kill trainings at random moments and resume them.")
-    add = parser.add_argument
-    add("--kills", type=positive, default=100, help="in all (default %(default)s)")
-    add("--seed", type=int, default=0, help="of the moments (default %(default)s)")
+    parser.add_argument("--kills", type=positive, default=100, help="in all (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (%(default)s)")
     args = parser.parse_args()
     rng, phases, started = random.Random(args.seed), Counter(), time.monotonic()
     with tempfile.TemporaryDirectory() as name:
