@@ -42,8 +42,10 @@ def main() -> None:
     )
     parser.add_argument("runs", nargs="+", type=Path, help="outputs of train.py or run_all.sh")
     first, *_ = runs = load_runs(parser.parse_args().runs)
-    folder = os.path.commonpath([run.path.resolve().parent.parent for run in runs])
-    names = [os.path.relpath(run.path, folder) for run in runs]
+    paths = [run.path.resolve() for run in runs]
+    # Names that tell them apart; a "seed0" needs its parent's.
+    parents = [path.parents[path.name.startswith("seed")] for path in paths]
+    names = [os.path.relpath(path, os.path.commonpath(parents)) for path in paths]
     rows, notes = [["run", *COLUMNS]], []
     for run, name in zip(runs, names, strict=True):
         values = run.averages() | (run.validations[-1] if run.validations else {})
