@@ -44,7 +44,7 @@ def main() -> None:
     first, *_ = runs = load_runs(parser.parse_args().runs)
     paths = [run.path.resolve() for run in runs]
     # Names that tell them apart; a "seed0" needs its parent's.
-    parents = [path.parents[path.name.startswith("seed")] for path in paths]
+    parents = [p.parent.parent if p.name.startswith("seed") else p.parent for p in paths]
     names = [os.path.relpath(path, os.path.commonpath(parents)) for path in paths]
     rows, notes = [["run", *COLUMNS]], []
     for run, name in zip(runs, names, strict=True):

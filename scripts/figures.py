@@ -22,18 +22,17 @@ from scripts.paper import EXPERIMENTS, PAPER
 from scripts.runs import LEAST_VALIDATIONS, Run, losses_of, smoothed
 from scripts.tables import Results, mean, parse_args, read_results, reduction
 
-# A colour of Okabe and Ito's for each strategy; line and marker tell which operations are on.
+# A colour of Okabe and Ito's for each strategy; marker and line tell which operations are on.
 COLOURS = {"RAND": "#000000", "SB": "#D55E00", "SSB": "#0072B2", "BKT": "#009E73", "ATS": "#CC79A7"}
-LINES = {"": ":", "BR": "--", "DBS": "-.", "DBS-BR": "-"}
-MARKERS = {"": "o", "BR": "s", "DBS": "^", "DBS-BR": "D"}
+FORMATS = {"": "o-", "BR": "s--", "DBS": "^-.", "DBS-BR": "D:"}
 FIGURE4 = [name for name in EXPERIMENTS if not name.startswith(("BKT", "ATS"))]  # the paper's
 LEGEND = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False, "handlelength": 3}
 
 
 def style(experiment: str) -> dict[str, Any]:
     strategy, _, operations = experiment.partition("-")
-    line = "-" if experiment == "RAND" else LINES[operations]
-    return {"color": COLOURS.get(strategy, "#777777"), "linestyle": line}
+    colour, form = COLOURS.get(strategy, "#777777"), FORMATS[operations]
+    return {"label": experiment, "color": colour, "marker": form[0], "linestyle": form[1:]}
 
 
 def draw_losses(
@@ -57,16 +56,15 @@ def draw_losses(
     skipped = sum(epoch < 0.2 * epochs[-1] for epoch in epochs)  # so steep that it hides the rest
     scale, xlabel = dict.fromkeys(curves, 1.0), "epochs"
     if minutes:
-        long = epochs[-1] * max(minutes.values()) > 120
-        scale = {name: value / (60 if long else 1) for name, value in minutes.items()}
-        xlabel = f"training time ({'hours' if long else 'minutes'})"
+        unit = 60 if epochs[-1] * max(minutes.values()) > 120 else 1
+        scale = {name: value / unit for name, value in minutes.items()}
+        xlabel = f"training time ({'hours' if unit == 60 else 'minutes'})"
     for name, losses in curves.items():
         start, end = min(skipped, len(losses[0]) - 1), len(losses[0])
         x = [epoch * scale[name] for epoch in epochs[start:end]]
         seeds = [(smoothed(curve) if smooth else curve)[start:] for curve in losses]
         least, means, most = (list(map(f, zip(*seeds, strict=True))) for f in (min, fmean, max))
-        marker = "o" if len(x) == 1 else None
-        ax.plot(x, means, label=name, marker=marker, linewidth=1.8, **style(name))
+        ax.plot(x, means, markersize=4, **style(name))
         ax.fill_between(x, least, most, alpha=0.12, linewidth=0, color=style(name)["color"])
     unsmoothed = f"\nnot smoothed: a run has fewer than {LEAST_VALIDATIONS} validations"
     ylabel = f"validation loss (RAND batches){', smoothed' if smooth else unsmoothed}"
@@ -93,9 +91,7 @@ def draw_savings(ax: Any, results: Results) -> None:
         time, error = reduction(results, name, "minutes")
         if name != "RAND" and not math.isnan(steps + time):
             x.append(steps)
-            options = {"label": name, "color": style(name)["color"], "capsize": 3}
-            error = 0 if math.isnan(error) else error
-            ax.errorbar(steps, time, error, fmt=MARKERS[name.partition("-")[2]], **options)
+            ax.errorbar(steps, time, error, capsize=3, **style(name))
     if len(x) == len(rows):
         raise UserError("needs an epoch of RAND and of another experiment")
     ends = [min(x) - 4, max(x) + 4]
