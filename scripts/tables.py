@@ -351,7 +351,9 @@ def main() -> None:
         done, losses = len(run.epochs), losses_of(run, epochs)
         if len(losses) < len(epochs):
             diverged = not all(math.isfinite(record["loss"]) for record in run.validations)
-            state = "has diverged" if diverged else f"{done} of {epochs[-1]} epochs"
+            state = (
+                "has diverged, and is left out" if diverged else f"{done} of {epochs[-1]} epochs"
+            )
             missing.append(f"{run.path}: {state}")
     if missing:
         print("Missing:\n  " + "\n  ".join(missing) + "\n")

@@ -30,14 +30,13 @@ def write_run(folder, experiment="RAND", seed=0, losses=(1.0,) * 5, minutes=1.0,
     hparams = dataclasses.asdict(HParams(**{**settings, **changed}))
     (path / "hparams.json").write_text(json.dumps(hparams))
     records = [] if start is None else [{"event": "start", "epoch": 0, **CPU, **start}]
-    epoch_values = {"minutes": minutes, "zpr": 0.1, "abl": 50.0, "n_batches": 4}
-    epoch_values |= {"total_length": steps, "frames_per_second": frames / minutes / 60}
-    epoch_values["peak_memory_gib"] = 1.0
+    epoch = {"event": "epoch", "minutes": minutes, "zpr": 0.1, "abl": 50.0, "n_batches": 4}
+    epoch |= {"total_length": steps, "frames_per_second": frames / minutes / 60}
+    epoch |= {"peak_memory_gib": 1.0}
     for i, loss in enumerate(losses):
-        for epoch in (2 * i, 2 * i + 1):
-            records.append({"event": "epoch", "epoch": epoch, **epoch_values})
+        records += [{**epoch, "epoch": 2 * i}, {**epoch, "epoch": 2 * i + 1}]
         values = {"loss": loss, "masked_loss": 2 * loss, "diagonality": 0.5}
-        records.append({"event": "validation", "epoch": epoch, **values})
+        records.append({"event": "validation", "epoch": 2 * i + 1, **values})
     (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     return path
 
@@ -94,12 +93,12 @@ def test_names_of_experiments_and_their_settings_agree():
     assert experiment_name(experiment_settings("RAND-BR")) == "RAND"
 
 
-def test_stages_are_the_papers_fractions_of_the_epochs(tmp_path):
-    for planned, expected in ((220, [100, 160, 220]), (44, [20, 32, 44]), (3, [2, 2, 3])):
-        path = write_run(tmp_path / str(planned), "RAND", 0, [1.0], epochs=planned)
-        epochs = runs.validated_epochs([runs.load_run(path)])
-        assert [epochs[i] for i in runs.stages(epochs)] == expected
-        assert epochs[-1] == planned
+@pytest.mark.parametrize(
+    ("planned", "expected"), [(220, [100, 160, 220]), (44, [20, 32, 44]), (3, [2, 2, 3])]
+)
+def test_stages_are_the_papers_fractions_of_the_epochs(tmp_path, planned, expected):
+    epochs = runs.validated_epochs([runs.load_run(write_run(tmp_path, epochs=planned))])
+    assert [epochs[i] for i in runs.stages(epochs)] == expected and epochs[-1] == planned
 
 
 def test_losses_are_smoothed_with_their_neighbours_and_averaged(tmp_path, output_of):
@@ -133,9 +132,8 @@ def test_an_unfinished_run_gives_what_it_has(tmp_path, output_of):
 def test_errors_are_standard_errors_over_seeds_of_all_folders(tmp_path, output_of):
     folders = [tmp_path / f"series{seed}" for seed in range(3)]
     for seed, folder in enumerate(folders):
-        loss = seed + 1.0
-        write_run(folder, "RAND", seed, [loss] * 5, minutes=loss)
-        write_run(folder, "SB", seed, [loss] * 5, minutes=loss * (0.5 + 0.1 * seed))
+        write_run(folder, "RAND", seed, [seed + 1.0] * 5, minutes=seed + 1.0)
+        write_run(folder, "SB", seed, minutes=(seed + 1.0) * (0.5 + 0.1 * seed))
     output_of(tables, *folders, "--output", tmp_path / "tables")
     row = table_rows(tmp_path, 2)["RAND"]
     assert row["Seeds"] == "3" and row["VL3"] == "2.000 ± 0.577 (0.312)"
@@ -146,8 +144,8 @@ def test_errors_are_standard_errors_over_seeds_of_all_folders(tmp_path, output_o
 
 def test_times_can_come_from_other_runs(tmp_path, output_of):
     for name, minutes in (("RAND", 4.0), ("SB", 3.0)):
-        for seed in (0, 1):
-            write_run(tmp_path / "shared", name, seed, minutes=9.0 + seed)
+        write_run(tmp_path / "shared", name, 0, minutes=9.0)
+        write_run(tmp_path / "shared", name, 1, minutes=10.0)
         write_run(tmp_path / "alone", name, 7, [2.0], minutes, epochs=2)
     both = (tmp_path / "shared", "--timing", tmp_path / "alone")
     output_of(tables, *both)
@@ -165,7 +163,10 @@ def test_the_papers_table_2_gives_its_tables_3_and_4_and_its_conclusions(tmp_pat
     write_paper(tmp_path)
     path = write_run(tmp_path, "SB", 5, [float("nan")] * 22, PAPER["SB"]["minutes"])
     printed = output_of(tables, tmp_path)
-    assert printed.split("Missing:\n")[1].splitlines()[:2] == [f"  {path}: has diverged", ""]
+    assert printed.split("Missing:\n")[1].splitlines()[:2] == [
+        f"  {path}: has diverged, and is left out",
+        "",
+    ]
     for name in EXPERIMENTS[1:]:
         saved, _, _, theirs = table_rows(tmp_path, 3)[name]["saved %"].split()
         assert float(saved) == pytest.approx(float(theirs.strip("()")), abs=0.021)
@@ -187,14 +188,13 @@ def test_other_losses_contradict_a_conclusion(tmp_path, output_of):
 
 
 def test_too_few_seeds_or_too_large_a_spread_decide_nothing(tmp_path, output_of):
-    write_paper(tmp_path / "spread", scatter=0.3)
     for name, row in PAPER.items():
-        for folder in ("one", "two"):
-            write_run(tmp_path / folder, name, 0, [row["vl3"]] * 5)
-    write_run(tmp_path / "two", "RAND", 1, [PAPER["RAND"]["vl3"] * 1.001] * 5)
-    for folder in ("spread", "one", "two"):
-        output_of(tables, tmp_path / folder)
-        assert verdicts(tmp_path / folder) == [OPEN] * 5
+        write_run(tmp_path / "few", name, 0, [row["vl3"]] * 5)
+    write_paper(tmp_path / "spread", scatter=0.3)
+    for folder in (tmp_path / "few", tmp_path / "few", tmp_path / "spread"):
+        output_of(tables, folder)
+        assert verdicts(folder) == [OPEN] * 5
+        write_run(tmp_path / "few", "RAND", len(list(tmp_path.glob("few/RAND/*"))), [0.313] * 5)
 
 
 def test_conclusions_about_runs_that_are_not_there_name_them(tmp_path, output_of):
@@ -263,6 +263,12 @@ def test_times_of_unequal_conditions_are_not_compared(tmp_path, output_of, start
     assert "| RAND in SSB-BR's time → SSB-BR | lower | – |" in printed
 
 
+def test_the_decoder_of_older_records_is_that_of_the_settings(tmp_path, output_of):
+    write_run(tmp_path, "RAND")
+    write_run(tmp_path, "SB", decoder="reference")
+    assert "RAND/seed0 trained with decoder=scan; " in output_of(tables, tmp_path)
+
+
 def test_a_run_resumed_elsewhere_has_times_of_two_machines(tmp_path, output_of):
     for name in ("RAND", "SB"):
         path = write_run(tmp_path, name, start={})
@@ -285,12 +291,6 @@ def test_only_the_times_that_are_used_have_to_be_of_equal_conditions(tmp_path, o
         assert row["min/epoch"] == f"{time} (32.82)" and row["peak memory GiB"] == memory
         assert ("Times are not compared: " in printed) == (time == "–")
         assert ("Peak memory is not compared: " in printed) == (memory == "–")
-
-
-def test_the_decoder_of_older_records_is_that_of_the_settings(tmp_path, output_of):
-    write_run(tmp_path, "RAND")
-    write_run(tmp_path, "SB", decoder="reference")
-    assert "RAND/seed0 trained with decoder=scan; " in output_of(tables, tmp_path)
 
 
 def test_runs_that_do_not_compare_are_refused(tmp_path, monkeypatch, output_of):
@@ -375,8 +375,7 @@ def test_figures_are_drawn_and_old_ones_do_not_stay(tmp_path, output_of):
     assert min(drawn.values()) > 10_000
     write_run(tmp_path, "SB", 7, [0.4] * 22, start={})  # on another machine
     printed = output_of(figures, tmp_path)
-    assert printed.count("wrote ") == 1 and printed.count("not drawn: ") == 2
-    assert "loss_over_time.png: Times are not compared: " in printed
+    assert printed.count("not drawn: ") == printed.count("png: Times are not compared: ") == 2
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["figure4.png"]
 
 
@@ -386,16 +385,14 @@ def test_a_figure_that_cannot_be_drawn_yet_leaves_the_others(tmp_path, output_of
         output_of(figures, tmp_path / "begun")
     write_run(tmp_path / "one", "RAND", 0, [1.0, float("nan")])  # diverged
     printed = output_of(figures, tmp_path / "one")
-    assert printed.count("wrote ") == 2
-    assert "not drawn: " in printed and "needs an epoch of RAND and of another" in printed
+    assert printed.count("wrote ") == 2 and "png: needs an epoch of RAND and" in printed
 
 
 def compared(printed):
     """The rows of a printed table by its column names, and the notes below it."""
-    lines = printed.splitlines()
-    head, _, *rows = ([c.strip() for c in s.split("|")[1:-1]] for s in lines if s[0] == "|")
-    rows = [dict(zip(head, cells, strict=True)) for cells in rows]
-    return rows, [line for line in lines if line[0] != "|"]
+    head, _, *rows = (re.split(r" *\| *", s)[1:-1] for s in printed.splitlines() if s[0] == "|")
+    notes = [line for line in printed.splitlines() if line[0] != "|"]
+    return [dict(zip(head, cells, strict=True)) for cells in rows], notes
 
 
 def test_compare_runs_finds_the_runs_of_a_series(tmp_path, output_of):
@@ -424,11 +421,8 @@ def test_compare_runs_finds_the_runs_of_a_series(tmp_path, output_of):
     ("changed", "reason"),
     [
         ({"frames": 541}, "RAND/seed0 and SB/seed0: times are not compared: an epoch has 540"),
-        ({"decoder_rnn_dim": 64}, "decoder_rnn_dim is 1024 in the first and 64 in the second"),
         ({"precision": "bf16"}, "precision is fp32 in the first and bf16 in the second"),
         ({"start": {"threads": 16}}, "SSB/seed0 trained with threads=2; {} with threads=16"),
-        ({"start": {"device": "H100", "torch": "2.14"}}, "torch=2.13.0; {} with device=H100, tor"),
-        ({"start": {"decoder": "reference"}}, "decoder=scan; {} with decoder=reference"),
     ],
 )
 def test_compare_runs_compares_times_in_equal_conditions(tmp_path, output_of, changed, reason):
