@@ -308,7 +308,8 @@ def read_results(args: argparse.Namespace) -> tuple[list[Run], list[int], Result
     if args.timing:
         timed = load_comparable([args.timing])
         if reason := inequality(runs[0], timed[0], {"seed", *CHOICE}):
-            raise UserError(f"--timing {args.timing}: {reason}; give runs of the same experiments")
+            names = f"{runs[0].path} and --timing {timed[0].path}"
+            raise UserError(f"{names}: {reason}; time runs of the same settings")
     epochs, notes, untimed = validated_epochs(runs), {}, {*TABLE2, *BEYOND} - TIMES
     if len(epochs) < LEAST_VALIDATIONS:
         notes["losses"] = (
