@@ -6,15 +6,14 @@
 The others are compared with the first run.
 """
 
+import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cli import ArgumentParser, UserError, exit_on_user_error
-from scripts.runs import CHOICE, Run, find_runs, inequality, unequal_conditions
+from cli import ArgumentParser, exit_on_user_error
+from scripts.runs import CHOICE, inequality, load_runs, unequal_conditions
 
 COLUMNS = {  # heading: quantity, format
     "epochs": ("epochs", "{}"),
@@ -42,52 +41,32 @@ def main() -> None:
         "real frames only) and the alignment score (1: on the diagonal) are the last validation's."
     )
     parser.add_argument("runs", nargs="+", type=Path, help="outputs of train.py or run_all.sh")
-    runs, problems = find_runs(parser.parse_args().runs)
-    names = short_names([run.path for run in runs])
-    table, notes = [["run", *COLUMNS]], []
+    first, *_ = runs = load_runs(parser.parse_args().runs)
+    paths = [run.path.resolve() for run in runs]
+    # Names that tell them apart; a "seed0" needs its parent's.
+    parents = [p.parent.parent if p.name.startswith("seed") else p.parent for p in paths]
+    names = [os.path.relpath(path, os.path.commonpath(parents)) for path in paths]
+    rows, notes = [["run", *COLUMNS]], []
     for run, name in zip(runs, names, strict=True):
-        reason = inequality(runs[0], run, EXEMPT)
-        if reason:
+        values = run.averages() | (run.validations[-1] if run.validations else {})
+        values["epochs"] = f"{len(run.epochs)}/{run.settings['epochs']}"
+        if reason := inequality(first, run, EXEMPT):
             notes.append(f"{names[0]} and {name}: times are not compared: {reason}")
-        comparable = not reason and (run is runs[0] or not unequal_conditions([runs[0], run]))
-        values = quantities(run, runs[0] if comparable else None)
-        cells = [
-            form.format(values[key]) if key in values else "–" for key, form in COLUMNS.values()
-        ]
-        table.append([name, *cells])
+        if run.epochs:
+            values["seconds"] = 60 * values["minutes"]
+            alike = run is first or not (reason or unequal_conditions([first, run]))
+            if first.epochs and alike:
+                values["change"] = 100 * (values["minutes"] / first.averages()["minutes"] - 1)
+        cells = [form.format(values[k]) if k in values else "–" for k, form in COLUMNS.values()]
+        rows.append([name, *cells])
     if reason := unequal_conditions(runs):
         notes.append(f"times are not compared: {reason}")
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    table.insert(1, ["-" * width for width in widths])
-    for line in table if runs else []:
-        cells = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        print(f"| {' | '.join(cells)} |")
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    for row in rows:
+        print(f"| {' | '.join(map(str.rjust, row, widths))} |")
     for note in notes:
         print(note)
-    if problems:
-        raise UserError("\n".join(problems))
-
-
-def short_names(paths: Sequence[Path]) -> list[str]:
-    """The end of each path: as much as tells them apart, and the parent of a "seed0"."""
-    parts = [path.resolve().parts for path in paths]
-    length = 2 if any(path.name.startswith("seed") for path in paths) else 1
-    while len({part[-length:] for part in parts}) < len(set(parts)):
-        length += 1
-    return ["/".join(part[-length:]) for part in parts]
-
-
-def quantities(run: Run, first: Run | None) -> dict[str, Any]:
-    """What a run's row shows; its time is compared with that of ``first``, if given."""
-    values = dict(run.validations[-1]) if run.validations else {}
-    done = run.epochs[-1]["epoch"] + 1 if run.epochs else 0
-    values["epochs"] = f"{done}/{run.settings['epochs']}"
-    if run.epochs:
-        values |= run.averages()
-        values["seconds"] = 60 * values["minutes"]
-        if first and first.epochs:
-            values["change"] = 100 * (values["minutes"] / first.averages()["minutes"] - 1)
-    return values
 
 
 if __name__ == "__main__":
