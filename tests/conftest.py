@@ -1,5 +1,6 @@
 """A tiny corpus of tones, a tiny model, and batches of noise."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import train
 from benchmarks.soak import MODEL
 from data_utils import Batch, Item, collate
 from hparams import HParams, create_hparams
+from model import Tacotron2
 
 # A busy machine is no failure. (Hypothesis knows CI by itself, and is not random there.)
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -91,6 +93,16 @@ def records(output: Path, event: str = "") -> list[dict]:
 @pytest.fixture
 def tiny() -> HParams:
     return create_hparams(TINY)
+
+
+PARTS = ("encoder", "prenet", "attention", "decoder", "postnet")
+NO_DROPOUT = {f"p_{part}_dropout": 0.0 for part in PARTS}
+
+
+def build(**changes) -> Tacotron2:
+    """A tiny model, which always starts from the same weights."""
+    torch.manual_seed(0)
+    return Tacotron2(dataclasses.replace(create_hparams(TINY), **changes))
 
 
 def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int]) -> Batch:
