@@ -95,6 +95,11 @@ def tiny() -> HParams:
     return create_hparams(TINY)
 
 
+@pytest.fixture
+def batch(tiny: HParams) -> Batch:
+    return noise_batch(tiny, [7, 5, 3], [9, 12, 4])
+
+
 PARTS = ("encoder", "prenet", "attention", "decoder", "postnet")
 NO_DROPOUT = {f"p_{part}_dropout": 0.0 for part in PARTS}
 

@@ -11,8 +11,7 @@ from torch.func import functional_call
 from torch.testing import assert_close
 
 import model as model_module
-from data_utils import Batch
-from hparams import HParams, create_hparams
+from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 
@@ -20,11 +19,6 @@ DECODERS = ("reference", "scan", "graph")
 
 # Untrained models seldom stop.
 pytestmark = pytest.mark.filterwarnings("ignore:.* did not stop")
-
-
-@pytest.fixture
-def batch(tiny: HParams) -> Batch:
-    return noise_batch(tiny, [7, 5, 3], [9, 12, 4])
 
 
 def nvidias_layers() -> dict[str, nn.Module]:
