@@ -116,19 +116,17 @@ class HParams:
             "weight_decay", "guided_attention_weight", "checkpoint_minutes",
         ]  # fmt: skip
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is float and not abs(value) <= 1e6:
-                self._refuse(field.name, "use a number up to 1e6")
-            if field.type is int and abs(value) >= 2**31:
-                self._refuse(field.name, "use a whole number below 2**31")
+            name, value = field.name, getattr(self, field.name)
+            if field.type is float:
+                self._require(name, abs(value) <= 1e6, "use a number up to 1e6")
+            if field.type is int:
+                self._require(name, abs(value) < 2**31, "use a whole number below 2**31")
+            if name.startswith("p_"):
+                self._require(name, 0 <= value < 1, "a dropout rate is in [0, 1)")
         for name in positive:
             self._require(name, getattr(self, name) > 0, "use a value above 0")
         for name in not_negative:
             self._require(name, getattr(self, name) >= 0, "use 0 or more")
-        for field in dataclasses.fields(self):
-            if field.name.startswith("p_"):
-                value = getattr(self, field.name)
-                self._require(field.name, 0 <= value < 1, "a dropout rate is in [0, 1)")
         for name in ("encoder", "postnet", "attention_location"):
             name += "_kernel_size"
             self._require(name, getattr(self, name) % 2 == 1, "use an odd number")
@@ -177,10 +175,7 @@ class HParams:
 
     def _require(self, name: str, ok: bool, fix: str) -> None:
         if not ok:
-            self._refuse(name, fix)
-
-    def _refuse(self, name: str, fix: str) -> None:
-        raise UserError(f"setting {name}={getattr(self, name)}: {fix}")
+            raise UserError(f"setting {name}={getattr(self, name)}: {fix}")
 
 
 AUDIO = (  # what mels depend on

@@ -1,5 +1,6 @@
 """A tiny corpus of tones, a tiny model, and batches of noise."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,7 +17,9 @@ import logger
 import train
 from benchmarks.bench_step import noise_batch as noise_batch
 from benchmarks.soak import MODEL
+from data_utils import Batch
 from hparams import HParams, create_hparams
+from model import Tacotron2
 
 # A busy machine is no failure. (Hypothesis knows CI by itself, and is not random there.)
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -90,3 +93,18 @@ def records(output: Path, event: str = "") -> list[dict]:
 @pytest.fixture
 def tiny() -> HParams:
     return create_hparams(TINY)
+
+
+@pytest.fixture
+def batch(tiny: HParams) -> Batch:
+    return noise_batch(tiny, [7, 5, 3], [9, 12, 4])
+
+
+PARTS = ("encoder", "prenet", "attention", "decoder", "postnet")
+NO_DROPOUT = {f"p_{part}_dropout": 0.0 for part in PARTS}
+
+
+def build(**changes) -> Tacotron2:
+    """A tiny model, which always starts from the same weights."""
+    torch.manual_seed(0)
+    return Tacotron2(dataclasses.replace(create_hparams(TINY), **changes))

@@ -20,73 +20,67 @@ def test_the_presets_are_the_paper_and_nvidia():
         assert (hparams.hop_length, hparams.win_length, hparams.filter_length) == frames
         assert hparams.sampling_rate == 22050
         assert (hparams.batch_size, hparams.seed, hparams.epochs) == (16, 0, 220)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            hparams.seed = 1
     with pytest.raises(UserError, match="use one of paper, nvidia"):
         create_hparams(preset="google")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "name", "value"),
-    [
-        ("batch_size=32", "batch_size", 32),
-        (" lrf = 1e-1 ,", "lrf", 0.1),
-        ("cache_mels=False", "cache_mels", False),
-        ("cache_mels=true", "cache_mels", True),
-        ("data_dir=/a b/c", "data_dir", "/a b/c"),
-        ("data_dir='a, b'", "data_dir", "a, b"),
-        ("data_dir='x seed=y'", "data_dir", "x seed=y"),
-        ("data_dir=x y=z", "data_dir", "x y=z"),
-        ('data_dir="it\'s, here"', "data_dir", "it's, here"),
-        ("ignore_layers=[a.weight, 'b']", "ignore_layers", ("a.weight", "b")),
-        ("ignore_layers=[]", "ignore_layers", ()),
-        ("learning_rate=1", "learning_rate", 1.0),
-        ("training_files=a.txt+b.txt", "training_files", "a.txt+b.txt"),
-    ],
-)
-def test_values_parse(overrides, name, value):
-    parsed = getattr(create_hparams(overrides), name)
-    assert parsed == value and type(parsed) is type(value)
+VALUES = {
+    "batch_size=32": 32,
+    " lrf = 1e-1 ,": 0.1,
+    "cache_mels=False": False,
+    "cache_mels=true": True,
+    "data_dir=/a b/c": "/a b/c",
+    "data_dir='a, b'": "a, b",
+    "data_dir='x seed=y'": "x seed=y",
+    "data_dir=x y=z": "x y=z",
+    'data_dir="it\'s, here"': "it's, here",
+    "ignore_layers=[a.weight, 'b']": ("a.weight", "b"),
+    "ignore_layers=[]": (),
+    "learning_rate=1": 1.0,
+    "training_files=a.txt+b.txt": "a.txt+b.txt",
+}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("bach_size=3", "unknown setting 'bach_size'; did you mean 'batch_size'?"),
-        ("batch_size=3.5", "batch_size=3.5 is not valid; use a whole number"),
-        ("batch_size=", "batch_size= is not valid; use a whole number"),
-        ("batch_size=0", "setting batch_size=0: use a value above 0"),
-        ("cache_mels=1", "cache_mels=1 is not valid; use True or False"),
-        ("learning_rate=fast", "learning_rate=fast is not valid; use a number"),
-        ("lrf=nan", "setting lrf=nan: use a number up to 1e6"),
-        ("learning_rate=1e300", "setting learning_rate=1e+300: use a number up to 1e6"),
-        ("seed=99999999999999999999", "use a whole number below 2**31"),
-        ("batch_size", "'batch_size' is not name=value"),
-        ("seed=1,seed=2", "'seed' is given twice"),
-        ("data_dir='x", "unbalanced quotes"),
-        (
-            "seed=1,data_dir=x training_files=y,epochs=2",
-            "--hparams: 'data_dir=x training_files=y': put a comma before 'training_files='",
-        ),
-        ("p_prenet_dropout=1", "setting p_prenet_dropout=1.0: a dropout rate is in [0, 1)"),
-        ("batching_strategy=SORTED", "use one of RAND, SB, SSB, BKT, ATS"),
-        ("precision=fp16", "use one of fp32, tf32, bf16"),
-        ("hop_length=4000", "setting hop_length=4000: use at most win_length=1102"),
-        ("mel_fmax=12000", "setting mel_fmax=12000.0: use a value above mel_fmin=0.0 up to"),
-        ("encoder_kernel_size=4", "use an odd number"),
-        ("batch_capacity=9000,dynamic_batch_size=False", "set dynamic_batch_size=True"),
-        ("batch_capacity=9000,batch_capacity_seconds=9", "in frames or in seconds, not both"),
-        *((f"{name}=1", f"unknown setting '{name}'; NVIDIA's ") for name in NVIDIA_ONLY),
-    ],
-)
-def test_bad_settings_say_what_to_do(overrides, message):
-    with pytest.raises(UserError) as error:
+@pytest.mark.parametrize("overrides", VALUES)
+def test_values_parse(overrides):
+    parsed = getattr(create_hparams(overrides), overrides.partition("=")[0].strip())
+    assert parsed == VALUES[overrides] and type(parsed) is type(VALUES[overrides])
+
+
+REFUSED = {
+    "bach_size=3": "unknown setting 'bach_size'; did you mean 'batch_size'?",
+    "batch_size=3.5": "batch_size=3.5 is not valid; use a whole number",
+    "batch_size=": "batch_size= is not valid; use a whole number",
+    "batch_size=0": "batch_size=0: use a value above 0",
+    "cache_mels=1": "cache_mels=1 is not valid; use True or False",
+    "learning_rate=fast": "learning_rate=fast is not valid; use a number",
+    "lrf=nan": "lrf=nan: use a number up to 1e6",
+    "learning_rate=1e300": "learning_rate=1e+300: use a number up to 1e6",
+    "seed=99999999999999999999": "use a whole number below 2**31",
+    "batch_size": "'batch_size' is not name=value",
+    "seed=1,seed=2": "'seed' is given twice",
+    "data_dir='x": "unbalanced quotes",
+    "seed=1,data_dir=x training_files=y,epochs=2": (
+        "--hparams: 'data_dir=x training_files=y': put a comma before 'training_files='"
+    ),
+    "p_prenet_dropout=1": "p_prenet_dropout=1.0: a dropout rate is in [0, 1)",
+    "batching_strategy=SORTED": "use one of RAND, SB, SSB, BKT, ATS",
+    "precision=fp16": "use one of fp32, tf32, bf16",
+    "hop_length=4000": "hop_length=4000: use at most win_length=1102",
+    "mel_fmax=12000": "mel_fmax=12000.0: use a value above mel_fmin=0.0 up to",
+    "encoder_kernel_size=4": "use an odd number",
+    "batch_capacity=9000,dynamic_batch_size=False": "set dynamic_batch_size=True",
+    "batch_capacity=9000,batch_capacity_seconds=9": "in frames or in seconds, not both",
+    **{f"{name}=1": f"unknown setting '{name}'; NVIDIA's " for name in NVIDIA_ONLY},
+}
+
+
+@pytest.mark.parametrize("overrides", REFUSED)
+def test_bad_settings_say_what_to_do(overrides):
+    with pytest.raises(UserError, match=f"^.*{re.escape(REFUSED[overrides])}.*$"):
         create_hparams(overrides)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_settings_cannot_change():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        create_hparams().seed = 1
 
 
 def test_every_setting_survives_being_written_and_parsed():
@@ -106,13 +100,6 @@ def test_any_text_parses_or_is_refused_in_one_line(text):
         assert str(error).isprintable() or "\n" not in str(error)
 
 
-def test_every_setting_has_a_short_comment():
-    source = (ROOT / "hparams.py").read_text()
-    comments = dict(re.findall(r"^    (\w+): [^=]+ = .+?  # (.+)$", source, re.M))
-    assert list(comments) == [field.name for field in dataclasses.fields(HParams)]
-    assert max(map(len, comments.values())) <= 75
-
-
 def test_a_closed_output_pipe_is_reported_in_one_line():
     code = "import cli; cli.exit_on_user_error(lambda: print('x' * 100_000))"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -123,10 +110,10 @@ def test_a_closed_output_pipe_is_reported_in_one_line():
     assert program.returncode == 2
 
 
-def test_the_table_of_settings_has_each_with_its_default():
+def test_the_table_of_settings_has_each_with_its_default_and_a_short_comment():
     """As train.py --help prints it."""
-    rows = [line.split()[0] for line in settings_table().splitlines() if line.startswith("  ")]
-    fields = dataclasses.fields(HParams)
-    for row, field in zip(rows, fields, strict=True):
-        assert row.startswith(f"{field.name}=")
-        assert getattr(create_hparams(row.rstrip("=")), field.name) == field.default
+    rows = [line for line in settings_table().splitlines() if line.startswith("  ")]
+    for row, field in zip(rows, dataclasses.fields(HParams), strict=True):
+        setting, comment = row.split(maxsplit=1)
+        assert setting.startswith(f"{field.name}=") and 0 < len(comment) <= 75
+        assert getattr(create_hparams(setting.rstrip("=")), field.name) == field.default

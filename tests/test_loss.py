@@ -4,13 +4,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY, noise_batch
+from conftest import build, noise_batch
 from torch.testing import assert_close
 
 from data_utils import Batch
-from hparams import create_hparams
 from loss_function import Tacotron2Loss
-from model import Output, Tacotron2
+from model import Output
 
 
 def random_output(batch: Batch) -> Output:
@@ -21,36 +20,24 @@ def random_output(batch: Batch) -> Output:
     return Output(mel, mel_postnet, torch.randn(B, T_out, generator=generator), alignment)
 
 
-@pytest.fixture
-def batch(tiny):
-    return noise_batch(tiny, [7, 5, 3], [9, 12, 4])
-
-
 def nvidias_loss(mel, mel_postnet, gate, target, gate_target):
     """The parts of NVIDIA's loss."""
-    return (
-        F.mse_loss(mel, target),
-        F.mse_loss(mel_postnet, target),
-        F.binary_cross_entropy_with_logits(gate, gate_target),
-    )
+    of_gate = F.binary_cross_entropy_with_logits(gate, gate_target)
+    return F.mse_loss(mel, target), F.mse_loss(mel_postnet, target), of_gate
 
 
-def test_total_is_nvidias_loss_over_the_padded_tensors(batch):
+def test_total_is_nvidias_loss_over_padded_tensors_and_masked_over_real_frames(batch):
     output = random_output(batch)
     loss = Tacotron2Loss()(output, batch)
     expected = nvidias_loss(*output[:3], batch.mel, batch.gate)
     assert_close((loss.mel, loss.mel_postnet, loss.gate), expected)
     assert_close(loss.total, sum(expected))
     assert loss.objective == loss.total and loss.guided_attention == 0
-
-
-def test_masked_is_nvidias_loss_over_the_real_frames(batch):
-    output = random_output(batch)
     real = torch.arange(12) < batch.mel_lengths[:, None]
     mels = (x.transpose(1, 2)[real] for x in (output.mel, output.mel_postnet, batch.mel))
     mel, mel_postnet, target = mels  # (n_real, n_mels)
     expected = nvidias_loss(mel, mel_postnet, output.gate[real], target, batch.gate[real])
-    assert_close(Tacotron2Loss()(output, batch).masked, sum(expected))
+    assert_close(loss.masked, sum(expected))
 
 
 def test_padding_further_changes_total_but_not_masked_nor_guided(batch):
@@ -86,8 +73,7 @@ def test_guided_attention_by_its_formula(tiny):
 
 def test_training_lowers_the_loss_of_one_batch(batch):
     """Model, loss and optimiser together."""
-    torch.manual_seed(0)
-    model, loss_function = Tacotron2(create_hparams(TINY)), Tacotron2Loss()
+    model, loss_function = build(), Tacotron2Loss()
     batch = batch._replace(mel=batch.mel - 5)  # the level of log-mels
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     losses = []

@@ -62,47 +62,51 @@ def test_any_string_has_ids_or_a_reason(cleaner, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        *((f"a {{HH {phone}}}", f"'{phone}' in braces is not an ARPAbet phone; ")
+        *((f"a {{HH {phone}}}", f"'{phone}' in braces .* ARPAbet phone; .* AA AE .* ZH")
           for phone in ("QQ", "AA3", "B1", "hh", "@B", "AH0,")),
-        ("{", "'{' at character 1 of the text: this brace is never closed; add }, or leave it out"),
-        ("Say {HH AY1", "'{HH AY1' at character 5 of the text: this brace is never closed; add }"),
-        ("{HH AY1} to {B\nthe end of it all", r"'{B\nthe end of it all' at character 13 "),
-        ("{a {B}", "'{a {B}' at character 1 "),
-        ("{B}} ", "'} ' at character 4 of the text: this brace is never opened; add {, or leave"),
+        ("{", "'{' at character 1 of .* never closed; add }, or leave it out"),
+        ("Say {HH AY1", "'{HH AY1' at character 5 of .* never closed; add }, or leave it out"),
+        ("{HH AY1} to {B\nthe end of it all", r"'{B\\nthe end of it all' at character 13 of .*"),
+        ("{a {B}", "'{a {B}' at character 1 of .*"),
+        ("{B}} ", "'} ' at character 4 of .* never opened; add {, or leave it out"),
     ],
 )  # fmt: skip
 def test_bad_braces_are_named(text, message):
     for function in (text_to_sequence, clean_text, unknown_characters):
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        with pytest.raises(ValueError, match=f"^{message}$"):
             function(text, ENGLISH)
 
 
-def test_other_errors_are_named():
-    with pytest.raises(ValueError, match=r"AA AE .* ZH$"):
-        text_to_sequence("{QQ}", ENGLISH)
+def test_unknown_cleaners_and_ids_are_named():
     known = "english_cleaners, transliteration_cleaners, basic_cleaners"
-    with pytest.raises(ValueError, match=f"^unknown text cleaner 'klingon'; use one of {known}$"):
+    with pytest.raises(ValueError, match=f"'klingon'; use one of {known}"):
         text_to_sequence("", ["klingon"])
     for i in (-1, 148):
-        with pytest.raises(ValueError, match=f"^{i} is not a symbol id; use 0 to 147$"):
+        with pytest.raises(ValueError, match=f"^{i} is not a symbol id; use 0 to 147"):
             sequence_to_text([5, i])
 
 
+MULLER = "Mr. Müller  has\n5 Cats\t"
+
+
 @pytest.mark.parametrize(
-    ("text", "unknown"),
+    ("text", "cleaner", "unknown"),
     [
-        ("All is well: 'yes' - (no)? $5; 50%!", ""),
-        ('"Hi" [sic] a_b', '"[]_'),
-        ("“Hi”", "“”"),  # as they stand in the text, not as Unidecode writes them
-        ("☃ and 😀", "☃😀"),  # Unidecode has nothing for them
-        ("{HH AY1} { }", "{}"),
-        ("na\u00efve na\u0308ive zero\u200bwidth", ""),  # no sound is lost
-        ("\0 \ud800", "\0\ud800"),
-        ("£ $ £5", "£$"),
+        ("All is well: 'yes' - (no)? $5; 50%!", "english", ""),
+        ('"Hi" [sic] a_b', "english", '"[]_'),
+        ("“Hi”", "english", "“”"),  # as they stand in the text, not as Unidecode writes them
+        ("☃ and 😀", "english", "☃😀"),  # Unidecode has nothing for them
+        ("{HH AY1} { }", "english", "{}"),
+        ("na\u00efve na\u0308ive zero\u200bwidth", "english", ""),  # no sound is lost
+        ("\0 \ud800", "english", "\0\ud800"),
+        ("£ $ £5", "english", "£$"),
+        (MULLER, "english", ""),
+        (MULLER, "transliteration", "5"),
+        (MULLER, "basic", "5ü"),
     ],
 )
-def test_unknown_characters(text, unknown):
-    assert unknown_characters(text, ENGLISH) == set(unknown)
+def test_unknown_characters(text, cleaner, unknown):
+    assert unknown_characters(text, [f"{cleaner}_cleaners"]) == set(unknown)
 
 
 @given(st.text(ANY_CHARACTER.filter(lambda c: c not in "{}")))
@@ -111,91 +115,62 @@ def test_nothing_is_left_out_unreported(text):
         assert sequence_to_text(text_to_sequence(text, ENGLISH)) == clean_text(text, ENGLISH)
 
 
-@pytest.mark.parametrize(
-    ("cleaner", "cleaned", "unknown"),
-    [
-        ("english_cleaners", "mister muller has five cats ", ""),
-        ("transliteration_cleaners", "mr. muller has 5 cats ", "5"),
-        ("basic_cleaners", "mr. müller has 5 cats ", "5ü"),
-    ],
-)
-def test_cleaners(cleaner, cleaned, unknown):
-    text = "Mr. Müller  has\n5 Cats\t"
-    assert clean_text(text, [cleaner]) == cleaned
-    assert unknown_characters(text, [cleaner]) == set(unknown)
+def test_cleaners_of_other_languages():
+    assert clean_text(MULLER, ["transliteration_cleaners"]) == "mr. muller has 5 cats "
+    assert clean_text(MULLER, ["basic_cleaners"]) == "mr. müller has 5 cats "
 
 
-@pytest.mark.parametrize(
-    ("text", "cleaned"),
-    [
-        # words
-        ("Dr. Smith paid $3.50 on the 21st of May, 1999.", "doctor smith paid three dollars, fifty "
-         "cents on the twenty-first of may, nineteen ninety-nine."),
-        ("Mrs. Jones, Lt. Col. Fox", "missus jones, lieutenant colonel fox"),
-        ("ST. PAUL and Ft. Worth", "saint paul and fort worth"),
-        ("Mr Fox at cost. First, best.", "mr fox at cost. first, best."),  # no abbreviations
-        ("café — “naïve”… Москва", 'cafe -- "naive"... moskva'),
-        # whole numbers
-        ("0; 24; 101; 1000", "zero; twenty-four; one hundred one; one thousand"),
-        ("124,000; 1,00,000", "one hundred twenty-four thousand; one hundred thousand"),
-        ("1,2,3", "one,two,three"),
-        ("1,001 nights; 1,500", "one thousand one nights; fifteen hundred"),  # a comma: no year
-        ("007", "zero zero seven"),
-        ("1" * 16, " ".join(["one"] * 16)),
-        ("mp3, 5km, ٣ x₂", "mp three, five km, three x two"),
-        # years
-        ("1900 1905 2000", "nineteen hundred nineteen oh five two thousand"),
-        ("2009 2010 3001", "two thousand nine twenty ten three thousand one"),
-        ("1980s, the 1900s, 66s", "nineteen eighties, the nineteen hundreds, sixty-sixes"),
-        ("1914-18, May 21,1999", "nineteen fourteen-eighteen, may twenty-one,nineteen ninety-nine"),
-        # ordinals
-        ("1st 22nd 3rd 11th", "first twenty-second third eleventh"),
-        ("1,000th", "one thousandth"),
-        # decimals and fractions
-        ("3.14 3.05", "three point fourteen three point zero five"),
-        ("3.142 10,000.5", "three point one four two ten thousand point five"),
-        (".5 end.5", "point five end.five"),
-        ("1/2 3½ 1/2/2020", "one half three and one half one two twenty twenty"),
-        ("1.5.2, v1.10.2.", "one point five point two, v one point ten point two."),
-        ("192.168.0.1",
-         "one hundred ninety-two point one hundred sixty-eight point zero point one"),
-        # times of day
-        ("12:30 at 12:05.", "twelve thirty at twelve oh five."),
-        ("12:00, 08:00", "twelve o'clock, eight o'clock"),
-        ("5:00 p.m., 5:00pm, 6:15 AM", "five p.m., five pm, six fifteen am"),
-        ("13:00 0:00 23:59", "thirteen hundred zero hundred twenty-three fifty-nine"),
-        ("9:30-10:00", "nine thirty-ten o'clock"),
-        # other colons between numbers: ratios, scores, verses
-        ("3:1 16:9", "three one sixteen nine"),
-        ("John 3:16-18, Ps. 119:105",
-         "john three sixteen-eighteen, ps. one hundred nineteen one hundred five"),
-        ("1:50,000 1:30:45", "one fifty thousand one thirty forty-five"),
-        ("these: 5: 6", "these: five: six"),
-        # negative numbers
-        ("-5 (-3) −2", "minus five (minus three) minus two"),
-        ("3-4, 5 -3, —5", "three-four, five -three, --five"),
-        # sums of money
-        ("$0 $1 $.01 $0.50", "zero dollars one dollar one cent fifty cents"),
-        ("$1.5; $5.00", "one dollar, fifty cents; five dollars"),
-        ("$135.99.", "one hundred thirty-five dollars, ninety-nine cents."),
-        ("$1,000; $1,999",
-         "one thousand dollars; one thousand, nine hundred ninety-nine dollars"),
-        ("$1.234", "one point two three four dollars"),
-        ("$1.5 million US$5bn", "one point five million dollars us five billion dollars"),
-        ("-$5 for £2500!", "minus five dollars for twenty-five hundred pounds!"),
-        ("£12.50 £0.01", "twelve pounds, fifty pence one penny"),
-        ("€5, 5 €, ¥500", "five euros, five euros, five hundred yen"),
-        # signs
-        ("5% 5 %.", "five percent five percent."),
-        ("AT&T, C++ 2+2=4", "at and t, c plus plus two plus two equals four"),
-        ("joe@site.com #5", "joe at site.com number five"),
-        ("20°C 1° 1 °F", "twenty degrees celsius one degree one degree fahrenheit"),
-        ("50¢ ±5 6÷2", "fifty cents plus or minus five six divided by two"),
-        ("5² 2³, x²y (a+b)²", "five squared two cubed, x squared y (a plus b) squared"),
-        ("10⁶ 10⁻³ 2¹⁰", "ten to the six ten to the minus three two to the ten"),
-        ("the history² of it", "the history two of it"),  # a note
-        ("and/or 24/7 6 ft. tall", "and or twenty-four seven six feet tall"),
-    ],
-)  # fmt: skip
-def test_english(text, cleaned):
-    assert clean_text(text, ENGLISH) == cleaned
+READ_AS = {
+    MULLER: "mister muller has five cats ",
+    "Dr. Smith paid $3.50.": "doctor smith paid three dollars, fifty cents.",
+    "on the 21st of May, 1999.": "on the twenty-first of may, nineteen ninety-nine.",
+    "Mrs. Fox, ST. PAUL, Lt. Col. and Ft.": "missus fox, saint paul, lieutenant colonel and fort",
+    "Mr Fox at cost. First, best.": "mr fox at cost. first, best.",  # no abbreviations
+    "café — “naïve”… Москва": 'cafe -- "naive"... moskva',
+    "007; 0; 24; 101; 1000": "zero zero seven; zero; twenty-four; one hundred one; one thousand",
+    "124,000; 1,00,000": "one hundred twenty-four thousand; one hundred thousand",
+    "1,2,3": "one,two,three",
+    "1,001 nights; 1,500": "one thousand one nights; fifteen hundred",  # a comma: no year
+    "1" * 16: " ".join(["one"] * 16),
+    "mp3, 5km, ٣ x₂": "mp three, five km, three x two",
+    "1900 1905 2000": "nineteen hundred nineteen oh five two thousand",
+    "2009 2010 3001": "two thousand nine twenty ten three thousand one",
+    "1980s, the 1900s, 66s": "nineteen eighties, the nineteen hundreds, sixty-sixes",
+    "1914-18, May 21,1999": "nineteen fourteen-eighteen, may twenty-one,nineteen ninety-nine",
+    "1st 22nd 3rd 11th 1,000th": "first twenty-second third eleventh one thousandth",
+    "3.14 3.05 .5 end.5": "three point fourteen three point zero five point five end.five",
+    "3.142 10,000.5": "three point one four two ten thousand point five",
+    "1/2 3½ 1/2/2020": "one half three and one half one two twenty twenty",
+    "1.5.2, v1.10.2.": "one point five point two, v one point ten point two.",
+    "192.168.0.1": "one hundred ninety-two point one hundred sixty-eight point zero point one",
+    "12:00, 08:00, 12:30, 12:05.": "twelve o'clock, eight o'clock, twelve thirty, twelve oh five.",
+    "5:00 p.m., 5:00pm, 6:15 AM": "five p.m., five pm, six fifteen am",
+    "13:00 0:00 23:59": "thirteen hundred zero hundred twenty-three fifty-nine",
+    "9:30-10:00": "nine thirty-ten o'clock",
+    "these: 5: 6, 3:1 16:9": "these: five: six, three one sixteen nine",
+    "John 3:16-18, 1:50,000": "john three sixteen-eighteen, one fifty thousand",
+    "Ps. 119:105 1:30:45": "ps. one hundred nineteen one hundred five one thirty forty-five",
+    "-5 (-3) −2": "minus five (minus three) minus two",
+    "3-4, 5 -3, —5": "three-four, five -three, --five",
+    "$0 $1 $.01 $0.50": "zero dollars one dollar one cent fifty cents",
+    "$1.5; $1.234": "one dollar, fifty cents; one point two three four dollars",
+    "$135.99; $5.00.": "one hundred thirty-five dollars, ninety-nine cents; five dollars.",
+    "$1,000; $1,999": "one thousand dollars; one thousand, nine hundred ninety-nine dollars",
+    "$1.5 million US$5bn": "one point five million dollars us five billion dollars",
+    "-$5 for £2500!": "minus five dollars for twenty-five hundred pounds!",
+    "£12.50 £0.01": "twelve pounds, fifty pence one penny",
+    "€5, 5 €, ¥500": "five euros, five euros, five hundred yen",
+    "5% 5 %, joe@site.com #5": "five percent five percent, joe at site.com number five",
+    "AT&T, C++ 2+2=4": "at and t, c plus plus two plus two equals four",
+    "20°C 1° 1 °F": "twenty degrees celsius one degree one degree fahrenheit",
+    "50¢ ±5 6÷2": "fifty cents plus or minus five six divided by two",
+    "5² 2³, x²y (a+b)²": "five squared two cubed, x squared y (a plus b) squared",
+    "10⁶ 10⁻³ 2¹⁰": "ten to the six ten to the minus three two to the ten",
+    "the history² of it": "the history two of it",  # a note
+    "and/or 24/7 6 ft. tall": "and or twenty-four seven six feet tall",
+}
+
+
+@pytest.mark.parametrize("text", READ_AS)
+def test_english(text):
+    assert clean_text(text, ENGLISH) == READ_AS[text]
