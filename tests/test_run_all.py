@@ -13,12 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
-import checkpoint
-from cli import UserError
-from hparams import create_hparams
+from cli import exit_on_user_error
+from hparams import create_hparams, format_overrides
 from logger import RunLogger
 from scripts import run_all
 from scripts.paper import BATCHING, EXPERIMENTS, experiment_settings
@@ -28,7 +28,6 @@ from tests.conftest import TINY, WORDS, records, write_tone
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = [sys.executable, str(ROOT / "scripts" / "run_all.py")]
-TIMED = {"duration", "minutes", "frames_per_second", "data_wait", "peak_memory_gib"}
 
 
 @pytest.fixture(scope="module")
@@ -44,59 +43,48 @@ def tones(tmp_path_factory) -> Path:
 
 
 def arguments(tones: Path, output: Path, *more: str, **settings) -> list[str]:
-    settings = {
-        "mel_cache_dir": f"{tones}/cache",
-        "batch_size": 2,
-        "epochs_per_checkpoint": 1,
-        **settings,
-    }
-    overrides = TINY + ",".join(f"{name}={value}" for name, value in settings.items())
+    settings = {"batch_size": 2, "epochs_per_checkpoint": 1} | settings
+    overrides = f"{TINY}mel_cache_dir={tones}/cache,{format_overrides(settings)}"
     return ["--corpus", str(tones), "--output", str(output), "--hparams", overrides, *more]
 
 
 def parse(*args: str):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["run_all.sh", *args])
+    with patch.object(sys, "argv", ["run_all.sh", *args]):
         return run_all.parse_args()
 
 
-def run_main(main, *args: object) -> int:
-    """Run a program in this process, which has imported PyTorch already; its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["program", *map(str, args)])
-        patch.setattr(RunLogger, "log_samples", lambda *_: None)  # takes longest
+def call_here(program: str, *args: object, jobs=None) -> int:
+    """In place of run_all.call: in this process, which has imported PyTorch already."""
+    print("called", program, *args)
+    module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
+    with (
+        patch.object(sys, "argv", [program, *map(str, args)]),
+        patch.object(RunLogger, "log_samples"),  # which takes longest
+    ):
         try:
-            main()
-        except UserError as error:
-            print(error)
-            return 2
-        except KeyboardInterrupt:
-            return 130
+            exit_on_user_error(module.main)
         except SystemExit as end:
+            if isinstance(end.code, int):
+                return end.code
             print(end.code)
-            return 1 if isinstance(end.code, str) else end.code
+            return 1
     return 0
 
 
-def call_here(program: str, *args: object, jobs=None) -> int:
-    """In place of run_all.call."""
-    print("called", program, *args)
-    module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
-    return run_main(module.main, *args)
-
-
 def run(*args: str, status: int = 0, call=call_here) -> str:
-    """Run run_all.py in this process; what it prints."""
-    handler = signal.getsignal(signal.SIGTERM)
+    """Run run_all.py; what it prints."""
+    handler, printed = signal.getsignal(signal.SIGTERM), io.TextIOWrapper(io.BytesIO())
     with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(io.StringIO()) as printed,
+        patch.object(run_all, "call", call),
+        contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
     ):
-        patch.setattr(run_all, "call", call)
-        assert run_main(run_all.main, *args) == status, printed.getvalue()
+        ended = call_here("scripts/run_all.py", *args)
+    printed.seek(0)
+    printed = printed.read().partition("\n")[2]  # without "called"
+    assert ended == status, printed
     signal.signal(signal.SIGTERM, handler)
-    return printed.getvalue()
+    return printed
 
 
 # A series
@@ -149,35 +137,23 @@ def test_what_a_finished_series_recorded_stays(series, tones):
     assert times() == before and len(before) > 40
 
 
-def test_called_again_it_resumes_a_killed_run_and_goes_on_after_a_failed_one(
-    series, tones, tmp_path, monkeypatch
+def test_called_again_it_resumes_a_broken_run_and_goes_on_after_a_failed_one(
+    series, tones, tmp_path
 ):
-    def save_and_die(folder, step, *more):
-        save(folder, step, *more)
-        if step:
-            raise SystemExit(9)
-
-    whole, killed, save = series[0], tmp_path / "killed", checkpoint.save
-    shutil.copytree(whole, killed, ignore=shutil.ignore_patterns("BKT-BR", "tables", "figures"))
-    options = arguments(tones, killed, "--epochs=2", "--only=RAND SB-BR BKT-BR")
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", save_and_die)
-        assert "BKT-BR, seed 0: FAILED with status 9" in run(*options, status=1)
-    assert checkpoint.checkpoints(killed / "BKT-BR/seed0")[0].name == "checkpoint_00000008.pt"
-    for path in (killed / "SB-BR/seed0").glob("checkpoint_*.pt"):
+    output = shutil.copytree(series[0], tmp_path / "table2")
+    broken, whole = output / "BKT-BR/seed0", series[0] / "BKT-BR/seed0"
+    (broken / "checkpoint_00000016.pt").unlink()
+    for path in (output / "SB-BR/seed0").glob("checkpoint_*.pt"):
         path.write_bytes(b"damaged")
-    printed = run(*options, status=1)
+    printed = run(*arguments(tones, output, "--epochs=2", "--only=RAND SB-BR BKT-BR"), status=1)
     assert re.search("^BKT-BR, seed 0 +1/2 ", printed, re.MULTILINE)
     assert re.search(r"of training left\n\[1/3\] RAND, seed 0: finished", printed)
     assert "checkpoint_00000016.pt: not a checkpoint, or damaged" in printed
     assert "[2/3] SB-BR, seed 0: FAILED with status 2; continuing" in printed
     assert "[3/3] BKT-BR, seed 0: done" in printed
     assert "FAILED: SB-BR, seed 0; see above" in printed.split("called scripts/fig")[1]
-    with_break, without = (
-        [{name: r[name] for name in r.keys() - TIMED} for r in records(output / "BKT-BR/seed0")]
-        for output in (killed, whole)
-    )
-    assert [r for r in with_break if r["event"] != "start"] == without[1:]
+    losses = [record["loss"] for record in records(whole, "validation")]
+    assert [record["loss"] for record in records(broken, "validation")] == losses
 
 
 def test_it_waits_for_another_call_and_for_what_a_killed_one_left_training(
@@ -216,9 +192,9 @@ def test_run_all_sh_starts_the_program_in_the_current_folder(tmp_path):
         assert printed == f"{folder} --only RAND SB\n"
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_ends_its_training_and_says_how_to_go_on(
-    tones, tmp_path, monkeypatch, number, status
+    tones, tmp_path, monkeypatch, number
 ):
     (tmp_path / "train.py").write_text(
         "import os, pathlib, signal, time\n"
@@ -230,7 +206,7 @@ def test_interrupted_it_ends_its_training_and_says_how_to_go_on(
     )
     options = arguments(tones, tmp_path / "out", "--only", "RAND SB")
     monkeypatch.setattr(run_all, "ROOT", tmp_path)
-    printed = run(*options, status=status, call=run_all.call)
+    printed = run(*options, status=128 + number, call=run_all.call)
     assert (tmp_path / "saved").exists()  # before run_all.py ended
     assert "stopping; run the same command again to continue" in printed
     assert "[2/2]" not in printed and "tables" not in printed
@@ -337,15 +313,11 @@ def test_a_capacity_is_for_the_dynamic_experiments_alone(tmp_path):
     assert jobs[0].hparams.ignore_layers == ("a", "b")
 
 
-def test_seeds_that_share_plans_are_noted(capsys):
-    assert parse("--seeds=1 0 1", "--epochs=10").seeds == [0, 1]
-    assert "note: seeds less than 10 epochs apart" in capsys.readouterr().out
-
-
-def test_parameters_are_the_papers_on_ljspeechs_lengths():
+def test_parameters_are_the_papers_on_ljspeechs_lengths(capsys):
     lengths = subset(ljspeech_lengths(276), 10_480, 0).tolist()
     for overrides, bucket_size, n_bins in (("", 1024, 58), ("bucket_size=32,n_bins=7", 32, 7)):
-        args = parse("--hparams", overrides)
+        args = parse("--hparams", overrides, "--seeds=1 0 1")
         run_all.select_parameters(args, lengths)
         assert args.settings["bucket_size"] == pytest.approx(bucket_size, rel=0.05)
         assert args.settings["n_bins"] == pytest.approx(n_bins, rel=0.05)
+        assert args.seeds == [0, 1] and "share plans" in capsys.readouterr().out
