@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -27,7 +27,6 @@ from scripts.runs import difference
 from tests.conftest import TINY, WORDS, records, write_tone
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = [sys.executable, str(ROOT / "scripts" / "run_all.py")]
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +86,6 @@ def run(*args: str, status: int = 0, call=call_here) -> str:
     return printed
 
 
-# A series
-
-
 @pytest.fixture(scope="module")
 def series(tones, tmp_path_factory) -> tuple[Path, str]:
     """All ten experiments, two epochs each; their folder and what was printed."""
@@ -118,13 +114,29 @@ def test_ten_experiments_are_trained_and_reported(series):
     assert len(list((output / "figures").glob("*.png"))) == 3  # plot_batching.py needs 48 clips
 
 
-def test_what_a_finished_series_recorded_stays(series, tones):
+HOLD = "import sys\nfrom files import Path, locked\nwith locked(Path(sys.argv[1])): input('!')"
+
+
+def test_a_second_call_waits_and_what_is_finished_stays(series, tones, monkeypatch):
     def times() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in output.glob("*/seed0/[!l]*")}
 
-    output = series[0]
+    def lockf(file, flags):
+        if flags == fcntl.LOCK_EX:  # it would wait
+            waiting.pop(0).kill()
+        lock(file, flags)
+
+    output, waiting, messages, lock = series[0], [], "", fcntl.lockf
     before = times()
+    for folder in (output, output / "SB/seed0"):  # another call; what a killed one left training
+        command = [sys.executable, "-c", HOLD, folder]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        waiting.append(subprocess.Popen(command, cwd=ROOT, **pipes))
+        assert waiting[-1].stdout.read(1) == b"!"
+        messages += f"{folder}: in use by process {waiting[-1].pid}; waiting for its end\n"
+    monkeypatch.setattr(fcntl, "lockf", lockf)
     printed = run(*arguments(tones, output, "--epochs=2"))
+    assert printed.startswith(messages) and not waiting
     assert printed.count(": finished, 2 epochs") == 10 and "called train.py" not in printed
     new = ["--epochs=2", "--only=RAND", "--seeds=7000"]
     for message, options in (
@@ -141,8 +153,8 @@ def test_called_again_it_resumes_a_broken_run_and_goes_on_after_a_failed_one(
     series, tones, tmp_path
 ):
     output = shutil.copytree(series[0], tmp_path / "table2")
-    broken, whole = output / "BKT-BR/seed0", series[0] / "BKT-BR/seed0"
-    (broken / "checkpoint_00000016.pt").unlink()
+    newest = output / "BKT-BR/seed0/checkpoint_00000016.pt"
+    newest.unlink()
     for path in (output / "SB-BR/seed0").glob("checkpoint_*.pt"):
         path.write_bytes(b"damaged")
     printed = run(*arguments(tones, output, "--epochs=2", "--only=RAND SB-BR BKT-BR"), status=1)
@@ -152,31 +164,8 @@ def test_called_again_it_resumes_a_broken_run_and_goes_on_after_a_failed_one(
     assert "[2/3] SB-BR, seed 0: FAILED with status 2; continuing" in printed
     assert "[3/3] BKT-BR, seed 0: done" in printed
     assert "FAILED: SB-BR, seed 0; see above" in printed.split("called scripts/fig")[1]
-    losses = [record["loss"] for record in records(whole, "validation")]
-    assert [record["loss"] for record in records(broken, "validation")] == losses
-
-
-def test_it_waits_for_another_call_and_for_what_a_killed_one_left_training(
-    series, tones, monkeypatch
-):
-    def lockf(file, flags):
-        if flags == fcntl.LOCK_EX:  # it would wait
-            next(holders).kill()
-        lock(file, flags)
-
-    folders, started, lock = (series[0], series[0] / "SB/seed0"), [], fcntl.lockf
-    hold = "import sys\nfrom files import Path, locked\nwith locked(Path(sys.argv[1])): input('!')"
-    for folder in folders:
-        command = [sys.executable, "-c", hold, folder]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        started.append(subprocess.Popen(command, cwd=ROOT, **pipes))
-        assert started[-1].stdout.read(1) == b"!"
-    holders = iter(started)
-    monkeypatch.setattr(fcntl, "lockf", lockf)
-    lines = run(*arguments(tones, series[0], "--epochs=2")).splitlines()
-    for folder, holder, line in zip(folders, started, lines, strict=False):
-        assert line == f"{folder}: in use by process {holder.pid}; waiting for its end"
-        holder.communicate()
+    validations = [records(folder / "BKT-BR/seed0", "validation") for folder in (output, series[0])]
+    assert validations[0][0]["loss"] == validations[1][0]["loss"] and newest.exists()
 
 
 def test_run_all_sh_starts_the_program_in_the_current_folder(tmp_path):
@@ -218,13 +207,11 @@ def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
     (tmp_path / "numpy.py").write_text(code)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(PROGRAM, env=environment, **options)
+    command = [sys.executable, ROOT / "scripts/run_all.py"]
+    process = subprocess.Popen(command, env=environment, **options)
     assert process.stdout.readline() == "importing\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60) == ("", "") and process.returncode == -signal.SIGINT
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(
@@ -235,13 +222,10 @@ def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
         ("--seeds=0 x", "--seeds: invalid seeds value: '0 x'"),
         ("--seeds=-1", "--seeds: invalid seeds value: '-1'"),
         ("--seeds=", "--seeds: invalid seeds value: ''"),
-        ("--epochs=0", "--epochs: 0: use a whole number, 1 or more"),
         ("--train=a.txt", "--train and --val: give both"),
         ("--train=a --val=b --corpus=c", "give both, and no --corpus"),
-        ("--preset=ljspeech", "choose from 'paper', 'nvidia'"),
         ("--hparams=seed=1", "--hparams: seed is set by another option"),
         ("--hparams=data_dir=x", "--hparams: data_dir is set by another option"),
-        ("--hparams=batch_size=0", "setting batch_size=0: use a value above 0"),
         ("--output=a+b", "--output a+b: + joins filelists; use another name"),
         ("--corpus=gone", "gone/metadata.csv: no such file; give the folder that holds it"),
         ("--train=gone --val=gone --limit=10", "filelist 'gone': No such file or directory; "),
@@ -272,19 +256,14 @@ def test_a_refused_call_leaves_nothing_that_blocks_the_next(tmp_path, tones, mon
         assert sorted(tmp_path.rglob("*")) == before
 
 
-# What is trained
-
-
-def test_without_ljspeech_a_demo_corpus_is_made_in_the_repository(monkeypatch, tones, tmp_path):
-    def make_corpus(program: str, corpus: Path, option: str, n: int) -> None:
-        assert (program, option, n) == ("scripts/make_demo_corpus.py", "--clips", 20)
-        shutil.copytree(tones, corpus)
-
-    monkeypatch.setattr(run_all, "LJSPEECH", tmp_path / "none")
-    monkeypatch.setattr(run_all, "ROOT", tmp_path)
-    monkeypatch.setattr(run_all, "call", make_corpus)
-    data = run_all.choose_data(parse("--limit=20"))
-    assert data["data_dir"] == str(tmp_path / "data/demo20")
+def test_without_ljspeech_a_demo_corpus_is_made_in_the_repository(tones, tmp_path):
+    call = Mock(side_effect=lambda _, corpus, *options: shutil.copytree(tones, corpus) and 0)
+    patches = {"LJSPEECH": tmp_path / "none", "ROOT": tmp_path, "call": call}
+    with patch.multiple(run_all, **patches):
+        data = run_all.choose_data(parse("--limit=20"))
+    demo = tmp_path / "data/demo20"
+    assert call.call_args.args == ("scripts/make_demo_corpus.py", demo, "--clips", 20)
+    assert data["data_dir"] == str(demo)
     assert len((tmp_path / "runs/table2/filelists/train.txt").read_text().splitlines()) == 16
 
 
@@ -294,9 +273,7 @@ def test_limited_lists_keep_their_proportion_and_order(tmp_path, monkeypatch):
         Path(name).write_text("".join(f"{name}{i:02}.wav|one\n" for i in range(n)))
     data = run_all.choose_data(parse("--train=a+b", "--val=val", "--limit=25", "--output=out"))
     assert data["data_dir"] == "" and data["training_files"] == "out/filelists/train.txt"
-    train, val = (
-        Path(f"out/filelists/{name}.txt").read_text().split() for name in ("train", "val")
-    )
+    train, val = (Path(f"out/filelists/{n}.txt").read_text().split() for n in ("train", "val"))
     assert len(train) == 20 and len(val) == 5
     assert train == sorted(set(train)) != Path("a").read_text().split()
 
