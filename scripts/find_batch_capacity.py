@@ -24,10 +24,8 @@ def main() -> None:
     add = parser.add_argument
     add("--hparams", default="", metavar="NAME=VALUE,...", help="train.py's")
     add("--preset", default="paper", help="of the settings (default %(default)s)")
-    add(
-        "--memory_gib", type=float, help="that a training may take (default: all of a GPU's; "
-        "on a CPU what is free now, whatever a container's limit is)"
-    )  # fmt: skip
+    add("--memory_gib", type=float, help="that a training may take (default: all of a GPU's; on a "
+        "CPU what is free now, whatever a container's limit is)")  # fmt: skip
     add("--tolerance", type=float, default=0.03, help="of the result (default %(default)s)")
     args = parser.parse_args()
     if args.memory_gib is not None and not 0 < args.memory_gib < 1e6:

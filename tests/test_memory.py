@@ -111,9 +111,6 @@ def test_the_memory_of_a_cpu_ends_as_a_gpus_does(tmp_path, settings):
     assert result.returncode == 2 and re.fullmatch(message, result.stderr), result.stderr
 
 
-# The search
-
-
 def search(monkeypatch, *options: str) -> None:
     monkeypatch.setattr(sys, "argv", ["find_batch_capacity.py", *options])
     find_batch_capacity.main()
@@ -145,14 +142,11 @@ def test_the_search_finds_the_most(settings, monkeypatch, capsys, most):
     assert capsys.readouterr().out.endswith(f"batch_capacity_seconds={seconds}\n")
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
+def test_the_search_refuses_what_makes_no_sense(monkeypatch):
+    for option, message in (
         ("--memory_gib=0", "--memory_gib 0.0: use a number above 0"),
         ("--tolerance=2", "--tolerance 2.0: use a number between 0 and 1"),
         ("--hparams=dynamic_batch_size=False", "batches have no capacity; leave it out"),
-    ],
-)
-def test_the_search_refuses_what_makes_no_sense(monkeypatch, option, message):
-    with pytest.raises(UserError, match=message):
-        search(monkeypatch, option)
+    ):
+        with pytest.raises(UserError, match=message):
+            search(monkeypatch, option)
