@@ -45,7 +45,7 @@ def locked(
     folder: Path, fix: str = "give another folder", wait: bool = False, unfinished: str = ""
 ) -> Iterator[None]:
     """Make ``folder`` and lock it until the context or the process ends, even if killed. After an
-    error, a new folder that is still empty is removed.
+    error, the lock file is removed if it is new, and so is a new folder that is still empty.
 
     Args:
         fix: what the user can do instead of waiting.
@@ -57,6 +57,7 @@ def locked(
     """
     path = folder / "lock"
     with making(folder, fix), _open_locked(path, fix, wait) as file:
+        new = not file.seek(0, os.SEEK_END)
         file.truncate(0)
         file.write(str(os.getpid()).encode())
         file.flush()
@@ -65,8 +66,8 @@ def locked(
         try:
             yield
         except BaseException:
-            if [path.name for path in folder.iterdir()] == ["lock"]:
-                path.unlink()
+            if new:
+                path.unlink(missing_ok=True)
             raise
 
 

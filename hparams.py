@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import inspect
 import re
+from collections.abc import Mapping
 
 import batching
 from cli import UserError
@@ -316,6 +317,18 @@ def _parse(name: str, text: str, kind: type) -> object:
         raise UserError(
             f"--hparams: {name}={text} is not valid; use {wanted.get(kind, 'a quoted string')}"
         ) from None
+
+
+def format_overrides(settings: Mapping[str, object]) -> str:
+    """``settings`` as :func:`parse_overrides` reads them."""
+    return ",".join(f"{name}={_quote(value)}" for name, value in settings.items())
+
+
+def _quote(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{','.join(map(_quote, value))}]"
+    text = str(value)
+    return text if re.fullmatch(r"[\w@%+=:./~-]*", text) else repr(text)
 
 
 def _unquote(text: str) -> str:

@@ -6,7 +6,6 @@ takes train.py's settings. Each trial is a process of its own: forward and backw
 batches that all epochs of a run would have.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -20,27 +19,19 @@ from data_utils import load_data
 from hparams import create_hparams
 
 
-def parse_args() -> argparse.Namespace:
-    parser = ArgumentParser(description="Find the largest batch capacity that fits the memory.")
-    parser.add_argument("--hparams", default="", metavar="NAME=VALUE,...", help="train.py's")
-    parser.add_argument("--preset", default="paper", help="of the settings (default %(default)s)")
-    parser.add_argument(
-        "--memory_gib", type=float, help="that a training may take (default: all of a GPU's; "
-        "on a CPU what is free now, whatever a container's limit is)"
-    )  # fmt: skip
-    parser.add_argument(
-        "--tolerance", type=float, default=0.03, help="of the result (default %(default)s)"
-    )
+def main() -> None:
+    parser = ArgumentParser(description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("--hparams", default="", metavar="NAME=VALUE,...", help="train.py's")
+    add("--preset", default="paper", help="of the settings (default %(default)s)")
+    add("--memory_gib", type=float, help="that a training may take (default: all of a GPU's; on a "
+        "CPU what is free now, whatever a container's limit is)")  # fmt: skip
+    add("--tolerance", type=float, default=0.03, help="of the result (default %(default)s)")
     args = parser.parse_args()
     if args.memory_gib is not None and not 0 < args.memory_gib < 1e6:
         raise UserError(f"--memory_gib {args.memory_gib}: use a number above 0")
     if not 0 < args.tolerance < 1:
         raise UserError(f"--tolerance {args.tolerance}: use a number between 0 and 1")
-    return args
-
-
-def main() -> None:
-    args = parse_args()
     hparams = create_hparams(args.hparams, args.preset)
     if not hparams.dynamic_batch_size:
         raise UserError("setting dynamic_batch_size=False: batches have no capacity; leave it out")
@@ -49,13 +40,10 @@ def main() -> None:
     clips, _ = load_data(hparams)
     capacity = memory.find_capacity(clips, hparams, args.memory_gib, args.tolerance)
     if capacity is None:
-        print(
-            "all clips fit one batch: memory sets no limit here, so leave the default, "
-            "batch_size x the longest clip"
-        )
-        return
-    seconds = capacity * hparams.hop_length / hparams.sampling_rate
-    print(f"the most that fits; leave some room: batch_capacity_seconds={int(seconds)}")
+        print("all clips fit one batch: memory sets no limit here, so leave the default capacity")
+    else:
+        seconds = capacity * hparams.hop_length / hparams.sampling_rate
+        print(f"the most that fits; leave some room: batch_capacity_seconds={int(seconds)}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cli import ArgumentParser, UserError, exit_on_user_error, progress_bar
 from clips import Clip, Problem, check_lines, check_samples, numbered_lines, read_lines
 from files import make_folder, making, replacing, require_space
-from hparams import HParams
+from hparams import HParams, format_overrides
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = "LJSpeech-1.1"  # the one folder at the top of the archive
@@ -181,14 +181,10 @@ def audio_settings(sampling_rate: int) -> dict[str, int | float]:
 
 
 def train_command(name: str, settings: Mapping[str, str | float]) -> str:
-    """The train.py command, as called from the current folder."""
-    pairs = []
-    for key, value in settings.items():
-        if value != getattr(HParams, key):
-            plain = re.fullmatch(r"[\w@%+=:./~-]+", str(value))
-            pairs.append(f"{key}={value if plain else repr(value)}")
-    program = os.path.relpath(ROOT / "train.py")
-    return shlex.join(["python", program, "-o", f"runs/{name}", "--hparams", ",".join(pairs)])
+    """The train.py command, as called from the current folder, with all settings but defaults."""
+    changed = {key: value for key, value in settings.items() if value != getattr(HParams, key)}
+    options = ["-o", f"runs/{name}", "--hparams", format_overrides(changed)]
+    return shlex.join(["python", os.path.relpath(ROOT / "train.py"), *options])
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:

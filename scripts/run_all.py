@@ -15,64 +15,44 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
-import dataclasses
 import itertools
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from datetime import timedelta
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import clips
 import data_utils
 from batching import BatchStatistics, batch_statistics
 from checkpoint import load_newest
-from cli import ArgumentParser, UserError, exit_on_user_error
-from clips import Clip
+from cli import ArgumentParser, UserError, exit_on_user_error, positive
+from clips import Clip, numbered_lines
 from device import choose_device
 from files import locked, require_space
-from hparams import HParams, create_hparams, parse_overrides
-from mel_cache import MelCache
+from hparams import PRESETS, HParams, format_overrides, parse_overrides
 from model import Tacotron2
 from scripts.lengths import EXAMPLE_CLIPS
-from scripts.paper import BATCHING, EXPERIMENTS, PARAMETERS, experiment_name, experiment_settings
+from scripts.paper import BATCHING, EXPERIMENTS, PARAMETERS, experiment_settings
 from scripts.prepare_ljspeech import read_corpus, split, write_filelist
-from scripts.runs import CHOICE, difference, load_settings, read_metrics
+from scripts.runs import difference, load_run, load_settings
 
-
-def from_here(path: Path) -> Path:
-    """An absolute path, made relative if it is in the current folder."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-ROOT = Path(__file__).resolve().parent.parent
-LJSPEECH = from_here(ROOT / "data/LJSpeech-1.1")
-LJSPEECH_CLIPS = 13_100
-# Settings that have an option here, and so may not be in --hparams.
-OPTIONS = dict.fromkeys(BATCHING, "--only") | {
-    "seed": "--seeds",
-    "epochs": "--epochs",
-    "training_files": "--train",
-    "validation_files": "--val",
-}
+ROOT = Path(os.path.relpath(Path(__file__).resolve().parent.parent))
+LJSPEECH = ROOT / "data/LJSpeech-1.1"
+RESERVED = {*BATCHING, "seed", "epochs", "training_files", "validation_files"}  # for --hparams
 
 
 class Job(NamedTuple):
     """One run of the series."""
 
-    experiment: str
-    seed: int
+    title: str
     folder: Path
     overrides: str  # for --hparams
     hparams: HParams
@@ -83,289 +63,190 @@ class Job(NamedTuple):
 # Arguments
 
 
-def names(text: str) -> list[str]:
-    return text.replace(",", " ").split()
+def experiments(text: str) -> list[str]:
+    names = text.split()
+    if not names or set(names) - set(EXPERIMENTS):
+        raise argparse.ArgumentTypeError(f"'{text}': use some of {' '.join(EXPERIMENTS)}")
+    return list(dict.fromkeys(names))
 
 
-def whole_numbers(text: str) -> list[int]:
-    return [int(name) for name in names(text)]
+def seeds(text: str) -> list[int]:
+    values = sorted({int(word) for word in text.split()})
+    HParams(seed=min(values))  # ValueError if it is negative, or there is none
+    return values
 
 
 def parse_args() -> argparse.Namespace:
-    parser = ArgumentParser(
-        prog="run_all.sh",
-        description="Train the paper's ten experiments one after another, then make its tables and "
-        "figures. Run it again to continue: it skips finished runs and resumes the others.",
-        epilog=f"Without --corpus or --train and --val it uses {LJSPEECH} if that exists, or makes "
-        "a corpus with espeak-ng.",
-    )
+    parser = ArgumentParser(prog="run_all.sh", description=__doc__.partition("\n")[0])
+    # fmt: off
     add = parser.add_argument
-    add("--corpus", type=Path, metavar="DIR", help="corpus in LJSpeech's layout, split 80:20")
+    add("--corpus", metavar="DIR", help="corpus in LJSpeech's layout, split 80:20 (default: "
+        f"{LJSPEECH}, or if that is missing a corpus made with espeak-ng)")
     add("--train", metavar="LIST", help="instead of it, a filelist to train on")
     add("--val", metavar="LIST", help="and one to validate on")
-    output = from_here(ROOT / "runs/table2")
-    add("--output", type=Path, default=output, metavar="DIR", help="(default: %(default)s)")
-    add("--epochs", type=int, default=HParams.epochs, help="of each run (default: %(default)s)")
-    add(
-        "--seeds", type=whole_numbers, default="0",
+    add("--output", type=Path, default=ROOT / "runs/table2", help="folder (default: %(default)s)")
+    add("--epochs", type=positive, default=HParams.epochs, help="per run (default: %(default)s)")
+    add("--seeds", type=seeds, default="0",
         help='one run per seed, as in "0 1000 2000"; epoch e is planned from seed + e, so keep '
-        "seeds further apart than the number of epochs (default: %(default)s)",
-    )  # fmt: skip
-    everything = " ".join(EXPERIMENTS)
-    add("--only", type=names, default=everything, metavar="NAMES", help="(default: %(default)s)")
-    add("--limit", type=int, metavar="N", help="use N clips, chosen at random")
+        "seeds further apart than the number of epochs (default: %(default)s)")
+    add("--only", type=experiments, default=" ".join(EXPERIMENTS), help="(default: %(default)s)")
+    add("--limit", type=positive, metavar="N", help="use at most N clips, chosen at random")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change in all runs")
-    add("--preset", default="paper", help="preset of the settings (default: %(default)s)")
+    add("--preset", choices=PRESETS, default="paper", help="of settings (default: %(default)s)")
+    # fmt: on
     args = parser.parse_args()
-
-    given = parse_overrides(args.hparams)
-    create_hparams(args.hparams, args.preset)
-    HParams(epochs=args.epochs)
-    for name in args.only:
-        if name not in EXPERIMENTS:
-            raise UserError(f"--only {name}: no such experiment; use {', '.join(EXPERIMENTS)}")
-    for seed in args.seeds:
-        HParams(seed=seed)
-    for option, values in (("only", args.only), ("seeds", args.seeds)):
-        if not values or len(set(values)) < len(values):
-            text = " ".join(map(str, values))
-            raise UserError(f"--{option} '{text}': give at least one, and each only once")
-    if (args.train is None) != (args.val is None):
-        raise UserError("--train and --val: give both, or a --corpus to split")
-    if args.train and args.corpus:
-        raise UserError(f"--corpus {args.corpus}: give it or --train and --val, not both")
-    if args.limit is not None and args.limit < 10:
-        raise UserError(f"--limit {args.limit}: use 10 clips or more")
-    for name, option in OPTIONS.items():
-        if name in given:
-            raise UserError(f"--hparams: {name} is set by run_all.sh; use {option}")
-    if "data_dir" in given and not args.train:
-        raise UserError("--hparams: data_dir goes with --train and --val; use --corpus")
-    args.output = from_here(args.output.resolve())  # the same name, however it is given
-    if set("+'\"") & set(str(args.output)):
-        raise UserError(f"--output {args.output}: has a + or a quote in it; use another name")
-
-    if "mel_cache_dir" not in given and Path.cwd() != ROOT:
-        args.hparams += f",mel_cache_dir={quote(ROOT / HParams.mel_cache_dir)}"
-    seeds = sorted(args.seeds)
-    if any(b - a < args.epochs for a, b in itertools.pairwise(seeds)):
-        print(
-            f"note: --seeds {' '.join(map(str, seeds))} are closer than {args.epochs} epochs: "
-            "epoch e is planned from seed + e, so these runs share plans; 0 1000 2000 do not"
-        )
+    args.settings = PRESETS[args.preset] | parse_overrides(args.hparams)
+    reserved = RESERVED if args.train else RESERVED | {"data_dir"}
+    if clash := reserved & set(args.settings):
+        raise UserError(f"--hparams: {min(clash)} is set by another option; see --help")
+    if bool(args.train) != bool(args.val) or (args.train and args.corpus):
+        raise UserError("--train and --val: give both, and no --corpus")
+    if "+" in str(args.output):
+        raise UserError(f"--output {args.output}: + joins filelists; use another name")
+    if any(b - a < args.epochs for a, b in itertools.pairwise(args.seeds)):
+        print(f"note: seeds less than {args.epochs} epochs apart share plans, made by seed + epoch")
     return args
 
 
 # What to train
 
 
-def choose_data(args: argparse.Namespace, hparams: HParams) -> HParams:
-    """``hparams`` with the names of the data. The filelists are written into the output folder, so
-    that all runs there train on the same clips."""
+def choose_data(args: argparse.Namespace) -> dict[str, str]:
+    """The settings that name the data. The filelists are written into the output folder, so that
+    all runs there train on the same clips."""
+    hparams = HParams(**args.settings)
     if args.train:
         data_dir = hparams.data_dir
-        lists = {"train": read_lines(args.train), "val": read_lines(args.val)}
+        lists = [read_lines(args.train), read_lines(args.val)]
     else:
-        data_dir = args.corpus or (LJSPEECH if LJSPEECH.exists() else make_corpus(args.limit))
-        train, val = split(read_corpus(data_dir, hparams), 0.8, seed=0)
-        lists = {"train": train, "val": val}
-    total = sum(map(len, lists.values()))
-    if args.limit is not None:
-        if args.limit > total:
-            raise UserError(f"--limit {args.limit}: there are {total} clips; use at most that")
-        lists = {name: choose(lines, args.limit / total) for name, lines in lists.items()}
+        data_dir = args.corpus or LJSPEECH
+        if not args.corpus and not LJSPEECH.exists():
+            print(f"{LJSPEECH}: missing; see prepare_ljspeech.py. Making a demo corpus instead")
+            n_clips = args.limit or 13_100  # as many as LJSpeech has
+            data_dir = ROOT / f"data/demo{n_clips}"
+            if status := call("scripts/make_demo_corpus.py", data_dir, "--clips", n_clips):
+                sys.exit(status)  # it has said why
+        lists = split(read_corpus(Path(data_dir), hparams), 0.8, seed=0)
+    total = sum(map(len, lists)) or 1
     started = any(args.output.glob("*/*/hparams.json"))
-    paths = {name: args.output / "filelists" / f"{name}.txt" for name in lists}
-    for name, path in paths.items():
+    files = [str(args.output / "filelists" / name) for name in ("train.txt", "val.txt")]
+    for file, lines in zip(files, lists, strict=True):
+        n = max(round(len(lines) * args.limit / total), 1) if args.limit else len(lines)
+        chosen = np.random.default_rng(0).permutation(len(lines))[:n]
+        lines = [lines[i] for i in sorted(chosen)]
         if not started:
-            write_filelist(path, lists[name])
-        elif not path.exists() or read_lines(str(path)) != lists[name]:
-            raise UserError(f"{path}: lists other clips than these; give another --output")
-    return dataclasses.replace(
-        hparams,
-        data_dir=str(data_dir),
-        training_files=str(paths["train"]),
-        validation_files=str(paths["val"]),
-    )
-
-
-def make_corpus(limit: int | None) -> Path:
-    """Speech synthesised by espeak-ng, as many clips as asked for."""
-    n_clips = LJSPEECH_CLIPS if limit is None else limit
-    corpus = from_here(ROOT / f"data/demo{n_clips}")
-    print(f"{LJSPEECH}: not there (prepare_ljspeech.py fetches it); using a demo corpus instead")
-    if status := call("scripts/make_demo_corpus.py", corpus, "--clips", n_clips):
-        sys.exit(status)  # it has said why
-    return corpus
+            write_filelist(Path(file), lines)
+        elif read_lines(file) != lines:
+            raise UserError(f"{file}: lists other clips than these; give another --output")
+    train, val = files
+    return {"data_dir": str(data_dir), "training_files": train, "validation_files": val}
 
 
 def read_lines(filelists: str) -> list[str]:
     """The lines of filelists joined with +."""
-    lines = [line for path in filelists.split("+") for line in clips.read_lines(path.strip())]
-    return [line.strip() for line in lines if line.strip()]
+    files = map(str.strip, filelists.split("+"))
+    return [line.strip() for file in files for _, line in numbered_lines(file)]
 
 
-def choose(lines: list[str], fraction: float) -> list[str]:
-    """A random part of the lines, always the same, in their order."""
-    n = max(round(len(lines) * fraction), 1)
-    return [lines[i] for i in sorted(np.random.default_rng(0).permutation(len(lines))[:n])]
-
-
-def select_parameters(args: argparse.Namespace, base: HParams, lengths: list[int]) -> HParams:
-    """``base`` with the bucket_size and n_bins that pad like SSB (Sec. 3), unless --hparams gives
-    them."""
-    given = parse_overrides(args.hparams)
+def select_parameters(args: argparse.Namespace, lengths: list[int]) -> None:
+    """Set the bucket_size and n_bins that pad like SSB (Sec. 3), unless --hparams gives them."""
     for strategy in ("BKT", "ATS"):
-        name = PARAMETERS[strategy]
-        if name in given or (strategy == "BKT" and base.bucket_edges != "size"):
-            continue
+        name, base = PARAMETERS[strategy], HParams(**args.settings)
         try:
-            value = data_utils.like_ssb(lengths, base, strategy)
-            base = dataclasses.replace(base, **{name: value})
+            if name not in args.settings:
+                args.settings[name] = data_utils.like_ssb(lengths, base, strategy)
         except ValueError as error:
-            if any(experiment.startswith(strategy) for experiment in args.only):
-                raise UserError(
-                    f"{strategy} cannot pad like SSB with these {len(lengths)} clips ({error}); "
-                    f"give {name} in --hparams, or leave {strategy}-BR out of --only"
-                ) from None
-    return base
+            if f"{strategy}-BR" in args.only:
+                fix = f"give {name} in --hparams, or leave {strategy}-BR out of --only"
+                raise UserError(f"{strategy} cannot pad like SSB here ({error}); {fix}") from None
 
 
-def make_jobs(args: argparse.Namespace, base: HParams, train: list[Clip]) -> list[Job]:
-    """Every run, seed by seed."""
+def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
+    """Every run, seed by seed; :class:`UserError` if the output has runs that do not fit them."""
     lengths = [clip.n_frames for clip in train]
+    saved = sorted(path.parent for path in args.output.glob("*/*/hparams.json"))
     jobs = []
     for seed, name in itertools.product(args.seeds, args.only):
-        batching = experiment_settings(name)
-        settings = parse_overrides(args.hparams) | batching | {"epochs": args.epochs, "seed": seed}
-        if not batching["dynamic_batch_size"]:  # only DBS has a capacity
+        settings = args.settings | experiment_settings(name) | {"epochs": args.epochs, "seed": seed}
+        if not settings["dynamic_batch_size"]:  # only DBS has a capacity
             settings.pop("batch_capacity", None)
             settings.pop("batch_capacity_seconds", None)
-        copied = ["data_dir", "training_files", "validation_files"]
-        if batching["batching_strategy"] in PARAMETERS:
-            copied.append(PARAMETERS[batching["batching_strategy"]])
-        settings |= {setting: getattr(base, setting) for setting in copied}
-        overrides = ",".join(f"{key}={quote(value)}" for key, value in settings.items())
-        hparams = create_hparams(overrides, args.preset)
+        folder, hparams, done = args.output / name / f"seed{seed}", HParams(**settings), 0
+        with suppress(UserError, KeyError):  # without a checkpoint; train.py reports damaged ones
+            done = load_newest(folder)[1]["progress"]["epoch"]
+        if done > args.epochs:
+            raise UserError(f"--epochs {args.epochs}: {folder} has {done}; give at least that")
+        for other in saved:
+            old, new = load_settings(other), vars(hparams)
+            if key := difference(old, new, {"seed", *BATCHING}):
+                values = f"has {key}={old[key]}, and this call {key}={new[key]}"
+                raise UserError(f"{other}: {values}; give the same, or another --output")
         batches = batch_statistics(lengths, data_utils.training_sampler(train, hparams).plan)
-        folder = args.output / name / f"seed{seed}"
-        jobs.append(Job(name, seed, folder, overrides, hparams, batches, epochs_done(folder)))
+        title = f"{name}, seed {seed}"
+        jobs.append(Job(title, folder, format_overrides(settings), hparams, batches, done))
     return jobs
-
-
-def epochs_done(folder: Path) -> int:
-    """Epochs in a run's newest checkpoint; 0 without one."""
-    try:
-        return load_newest(folder)[1]["progress"]["epoch"]
-    except (UserError, KeyError):
-        return 0  # none, or all damaged: train.py will say so, and the other runs go on
-
-
-def quote(value: object) -> str:
-    """A value as --hparams reads it."""
-    if isinstance(value, tuple):
-        return f"[{','.join(map(quote, value))}]"
-    text = str(value)
-    return repr(text) if any(character in text for character in ",'\"[]() ") else text
-
-
-def refuse_other_settings(output: Path, jobs: list[Job]) -> None:
-    """Raise :class:`UserError` if ``output`` holds runs that the tables could not compare."""
-    for file in sorted(output.glob("*/*/hparams.json")):
-        saved = load_settings(file.parent)
-        for job in jobs:
-            settings = dataclasses.asdict(job.hparams)
-            may_differ = {"seed"}
-            if job.experiment != experiment_name(saved):
-                may_differ |= CHOICE
-            if name := difference(saved, settings, may_differ):
-                raise UserError(
-                    f"{file.parent}: has {name}={saved[name]}, and this call "
-                    f"{name}={settings[name]}; give the same settings, or another --output"
-                )
 
 
 # How much is left
 
 
 def announce(jobs: list[Job], train: list[Clip], val: list[Clip]) -> None:
-    """Print each run's batches, and the work, disk space and, if known, time that are left.
-
-    Raises:
-        UserError: the disk is too full, or a setting needs a GPU and there is none.
-    """
-    hparams, output = jobs[0].hparams, jobs[0].folder.parents[1]
+    """Print each run's batches, and the work, disk space and, if known, time that are left."""
+    hparams = jobs[0].hparams
     choose_device(hparams)
-    with torch.device("meta"):  # shapes without values
-        n_parameters = sum(p.numel() for p in Tacotron2(hparams).parameters())
+    n_parameters = sum(p.numel() for p in Tacotron2(hparams).parameters())
     # Float32 weights and Adam's two moments. A new run will keep the newest checkpoints and the
-    # best; one more is being written.
-    n_new = sum(job.done == 0 for job in jobs)
-    n_bytes = 12 * n_parameters * ((hparams.keep_checkpoints + 1) * n_new + 1)
-    if hparams.cache_mels:
-        missing = MelCache(hparams).missing([*train, *val])
-        n_bytes += 4 * hparams.n_mel_channels * sum(clip.n_frames for clip in missing)
-    steps_left = 0
-    print("\nexperiment     seed    epochs  batches  ZPR %     ABL  decoder steps/epoch")
+    # best; one more is being written. Logs take a tenth of that; train.py asks for the mels' space.
+    n_checkpoints = (hparams.keep_checkpoints + 1) * sum(job.done == 0 for job in jobs) + 1
+    n_bytes = 1.1 * 12 * n_parameters * n_checkpoints
+    steps_left = sum((hparams.epochs - job.done) * job.batches.total_length for job in jobs)
+    print("\nrun                      epochs  batches  ZPR %     ABL  decoder steps/epoch")
     for job in jobs:
-        batches, epochs_left = job.batches, hparams.epochs - job.done
-        steps_left += epochs_left * batches.total_length
-        # Logs: about 500 bytes per batch, and 200 KB per validation.
-        n_bytes += epochs_left * (500 * batches.n_batches + 2e5 / hparams.epochs_per_validation)
-        print(
-            f"{job.experiment:<12} {job.seed:>6} {job.done:>4}/{hparams.epochs:<4} "
-            f"{batches.n_batches:>8,} {100 * batches.zpr:>6.2f} {batches.abl:>7.1f} "
-            f"{batches.total_length:>20,}"
-        )
-    free = shutil.disk_usage(output).free
+        n_batches, zpr, _, abl, steps, *_ = job.batches
+        progress = f"{job.title:<23} {job.done:>3}/{hparams.epochs:<3} {n_batches:>8,}"
+        print(f"{progress} {100 * zpr:>6.2f} {abl:>7.1f} {steps:>20,}")
     print(
         f"\n{len(train):,} training and {len(val):,} validation clips\n"
-        f"{n_parameters:,} parameters\n"
+        f"{n_parameters:,} parameters, which take {n_bytes / 1e9:.1f} GB of disk with their logs\n"
         f"{steps_left:,} decoder steps to go (each batch takes as many as its longest clip)\n"
-        f"{n_bytes / 1e9:.1f} GB of disk needed, {free / 1e9:.0f} GB free\n"
         f"{time_left(jobs) or 'the time left will be known after the first epoch'}"
     )
-    require_space(output, n_bytes, "give another --output, or train fewer runs with --only")
+    require_space(jobs[0].folder, n_bytes, "give another --output, or train fewer runs with --only")
 
 
 def time_left(jobs: list[Job]) -> str:
-    """The training time left, if a decoder step takes as long as in the epochs finished so far; ""
-    before the first one."""
+    """The training time left, judging by the epochs finished so far; "" before the first one."""
     minutes, steps, steps_left = 0.0, 0, 0
     for job in jobs:
         epochs = []
         with suppress(UserError):  # it has not begun, or its records are damaged
-            epochs = [
-                record
-                for record in read_metrics(job.folder / "metrics.jsonl")
-                if record["event"] == "epoch" and "total_length" in record  # old versions lack it
-            ]
+            epochs = load_run(job.folder).epochs
         minutes += sum(epoch["minutes"] for epoch in epochs)
         steps += sum(epoch["total_length"] for epoch in epochs)
         steps_left += (job.hparams.epochs - len(epochs)) * job.batches.total_length
-    if not steps:
-        return ""
-    left = timedelta(seconds=round(60 * minutes / steps * steps_left))
-    return f"about {left} (h:mm:ss) of training left"
+    hours = minutes / 60 / max(steps, 1) * steps_left
+    return f"about {hours:.1f} hours of training left" if steps else ""
 
 
 # The series
 
 
-def call(program: str, *arguments: object, while_running: Callable = lambda: None) -> int:
-    """Run a program of this repository, which ends when this one does; its exit status."""
-    command = [str(from_here(ROOT / program)), *map(str, arguments)]
+def call(program: str, *arguments: object, jobs: list[Job] | None = None) -> int:
+    """Run a program of this repository, which ends when this one does; its exit status. Meanwhile
+    print the time left of ``jobs``, once it is known."""
+    command = [str(ROOT / program), *map(str, arguments)]
     print(f"\npython {shlex.join(command)}", flush=True)
     # In a session of its own, so that Ctrl-C reaches this program alone, which then ends it.
     process = subprocess.Popen([sys.executable, *command], start_new_session=True)
     try:
-        while True:
-            try:
-                return process.wait(timeout=1)
-            except subprocess.TimeoutExpired:
-                while_running()
+        if jobs and not time_left(jobs):
+            while process.poll() is None and not time_left(jobs):
+                time.sleep(1)
+            print(f"\n{time_left(jobs)}", flush=True)
+        return process.wait()
     finally:
         if process.poll() is None:
+            print("stopping; run the same command again to continue", flush=True)
             process.terminate()
             process.wait()
 
@@ -375,56 +256,33 @@ def prepare(args: argparse.Namespace) -> tuple[list[Job], list[str]]:
     for lock in sorted(args.output.glob("*/*/lock")):
         with locked(lock.parent, wait=True):  # by a train.py whose run_all.py was killed
             pass
-    base = choose_data(args, create_hparams(args.hparams, args.preset))
-    train, val = data_utils.load_data(base)
-    base = select_parameters(args, base, [clip.n_frames for clip in train])
-    jobs = make_jobs(args, base, train)
-    refuse_other_settings(args.output, jobs)
-    most = max(job.done for job in jobs)
-    if most > args.epochs:
-        raise UserError(
-            f"--epochs {args.epochs}: {args.output} has a run of {most}; give at least that, or "
-            "another --output"
-        )
+    args.settings |= choose_data(args)
+    train, val = data_utils.load_data(HParams(**args.settings))
+    select_parameters(args, [clip.n_frames for clip in train])
+    jobs = make_jobs(args, train)
     if any(job.done < args.epochs for job in jobs):
         announce(jobs, train, val)
-    options = {"output_dir": args.output / "figures", "filelist": base.training_files}
-    for name in ("data_dir", "hop_length", "batch_size", "lrf", "bucket_size", "n_bins"):
-        options[name] = getattr(base, name)
-    plots = ["--paper", *(f"--{name}={value}" for name, value in options.items())]
+    plots = ["--paper", f"--output_dir={args.output}/figures"]
+    plots += [f"--filelist={args.settings['training_files']}"]
+    for name in ("data_dir", "hop_length", "batch_size", *PARAMETERS.values()):
+        plots.append(f"--{name}={getattr(jobs[0].hparams, name)}")
     return jobs, plots if len(train) >= EXAMPLE_CLIPS else []
 
 
-def train_all(jobs: list[Job], preset: str) -> list[str]:
+def train_all(jobs: list[Job]) -> list[str]:
     """Train every run that is not finished; returns what failed."""
     failed = []
-    printed = time_left(jobs)
-
-    def print_time_left() -> None:
-        nonlocal printed
-        if not printed and (printed := time_left(jobs)):
-            print(f"\n{printed}", flush=True)
-
     for i, job in enumerate(jobs, start=1):
-        title = f"[{i}/{len(jobs)}] {job.experiment}, seed {job.seed}"
+        title = f"[{i}/{len(jobs)}] {job.title}"
         if job.done == job.hparams.epochs:
             print(f"{title}: finished, {job.done} epochs")
             continue
-        options = ["-o", job.folder, "--resume", "--preset", preset, "--hparams", job.overrides]
-        started = time.perf_counter()
-        try:
-            status = call("train.py", *options, while_running=print_time_left)
-            if status in (130, 143):  # it was told to stop
-                sys.exit(status)
-        except (KeyboardInterrupt, SystemExit):
-            print(f"{title}: stopped; run the same command again to continue", flush=True)
-            raise
-        if status:
-            failed.append(f"{title}: FAILED with status {status}")
-            print(f"{failed[-1]}; continuing with the others", flush=True)
+        options = ["-o", job.folder, "--resume", "--hparams", job.overrides]
+        if status := call("train.py", *options, jobs=jobs):
+            failed.append(job.title)
+            print(f"{title}: FAILED with status {status}; continuing with the others", flush=True)
         else:
-            minutes = (time.perf_counter() - started) / 60
-            print(f"{title}: done in {minutes:.1f} minutes; {time_left(jobs)}", flush=True)
+            print(f"{title}: done; {time_left(jobs)}", flush=True)
     return failed
 
 
@@ -432,25 +290,18 @@ def main() -> None:
     args = parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that call() ends its process
     filelists = args.output / "filelists"
-    with locked(args.output, "give another --output", wait=True):
-        new = not filelists.exists()
-        try:
-            jobs, plots = prepare(args)
-        except BaseException:
-            if new:
-                shutil.rmtree(filelists, ignore_errors=True)
-            (args.output / "lock").unlink(missing_ok=True)
-            raise
-        failed = train_all(jobs, args.preset)
+    with locked(args.output, "give another --output", wait=True), ExitStack() as after_an_error:
+        if not filelists.exists():
+            after_an_error.callback(shutil.rmtree, filelists, ignore_errors=True)
+        jobs, plots = prepare(args)
+        after_an_error.pop_all()
+        failed = train_all(jobs)
         programs = {"plot_batching": plots, "tables": [args.output], "figures": [args.output]}
         for name, arguments in programs.items():
-            if arguments and (status := call(f"scripts/{name}.py", *arguments)):
-                failed.append(f"{name}.py: FAILED with status {status}")
-    for failure in failed:
-        print(f"{failure}, see above", file=sys.stderr)
+            if arguments and call(f"scripts/{name}.py", *arguments):
+                failed.append(f"{name}.py")
     if failed:
-        print("run the same command again to retry", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(f"FAILED: {'; '.join(failed)}; see above, and run the same command again to retry")
 
 
 if __name__ == "__main__":

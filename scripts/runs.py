@@ -139,6 +139,8 @@ def load_comparable(folders: Iterable[Path]) -> list[Run]:
 def difference(first: dict[str, Any], second: dict[str, Any], exempt: set[str]) -> str | None:
     """The first setting, other than those ``exempt``, that makes two runs incomparable."""
     exempt = exempt | IGNORED
+    if first["dynamic_batch_size"] != second["dynamic_batch_size"]:  # only DBS has a capacity
+        exempt |= {"batch_capacity", "batch_capacity_seconds"}
     return next((n for n in first if n not in exempt and first[n] != second[n]), None)
 
 

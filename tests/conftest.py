@@ -12,6 +12,7 @@ import hypothesis
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 import logger
 import train
