@@ -22,7 +22,14 @@ from torch import nn
 
 from cli import UserError
 from files import replacing, sync_names
-from hparams import AUDIO, MAY_CHANGE, HParams, create_hparams, parse_overrides
+from hparams import (
+    AUDIO,
+    MAY_CHANGE,
+    HParams,
+    by_new_names,
+    create_hparams,
+    parse_overrides,
+)
 
 BEST = "checkpoint_best.pt"
 
@@ -208,6 +215,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict):
         raise UserError(f"{path}: has no 'state_dict'; name a checkpoint that train.py saved")
+    if "hparams" in state:
+        state["hparams"] = by_new_names(state["hparams"])
     return state
 
 

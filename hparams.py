@@ -32,7 +32,7 @@ class HParams:
     decoder: str = "scan"  # for training: scan (fast), graph (CUDA graphs) or reference (slow loop)
     precision: str = "fp32"  # for matrix products: fp32, tf32 (GPU only) or bf16
     deterministic: bool = False  # use algorithms that repeat exactly on a GPU, where torch has them
-    largest_first: bool = True  # try the largest batches before training, to see that they fit
+    check_memory: bool = True  # try the largest batches before training, to see that they fit
     max_bad_steps: int = 10  # stop after N steps in a row with a loss or gradient not finite
 
     # Data
@@ -193,10 +193,12 @@ PRESETS = {
 # are compared by what they list.
 MAY_CHANGE = {
     "epochs", "epochs_per_validation", "epochs_per_checkpoint", "checkpoint_minutes",
-    "keep_checkpoints", "max_bad_steps", "largest_first", "decoder", "data_dir",
+    "keep_checkpoints", "max_bad_steps", "check_memory", "decoder", "data_dir",
     "training_files", "validation_files", "on_bad_clip", "max_text_length", "cache_mels",
     "mel_cache_dir", "num_workers", "gate_threshold", "max_decoder_steps", "ignore_layers",
 }  # fmt: skip
+
+RENAMED = {"largest_first": "check_memory"}  # settings of earlier versions
 
 # Settings that NVIDIA's recipe has and this one has not: what to do instead.
 NVIDIA_ONLY = {
@@ -235,6 +237,11 @@ def create_hparams(
     return HParams(**(values | PRESETS.get(preset, {}) | parse_overrides(overrides)))
 
 
+def by_new_names(settings: dict[str, object]) -> dict[str, object]:
+    """Settings that an earlier version saved, by their names of today."""
+    return {RENAMED.get(name, name): value for name, value in settings.items()}
+
+
 def settings_table() -> str:
     """The settings by topic, a line each: name, default and the comment of its field."""
     lines = []
@@ -264,6 +271,8 @@ def parse_overrides(overrides: str) -> dict[str, object]:
         if name not in fields:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else "train.py --help lists the settings"
+            if name in RENAMED:
+                hint = f"it is now '{RENAMED[name]}'"
             if name in NVIDIA_ONLY:
                 hint = f"NVIDIA's has it; {NVIDIA_ONLY[name]}"
             raise UserError(f"--hparams: unknown setting '{name}'; {hint}")

@@ -260,7 +260,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         logger.log_start(progress.epoch, progress.step, trained_by)
         # A run that is killed before its first step can be resumed too.
         first = None if resuming else save()
-        if hparams.largest_first:
+        if hparams.check_memory:
             epochs = range(progress.epoch, hparams.epochs)
             largest = memory.largest_batches(train_clips, sampler, epochs)
             try:

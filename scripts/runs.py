@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import UserError
-from hparams import MAY_CHANGE, HParams
+from hparams import MAY_CHANGE, HParams, by_new_names
 from scripts.paper import BATCHING, EXPERIMENTS, PAPER_EPOCHS, PAPER_STAGES, experiment_name
 
 # The batching settings that compared runs may differ in. LRF is not one of them: bucket_size and
@@ -82,10 +82,10 @@ def load_settings(path: Path) -> dict[str, Any]:
     """The settings in a run's hparams.json."""
     file = path / "hparams.json"
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = by_new_names(json.loads(file.read_text(encoding="utf-8")))
         settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
         return dataclasses.asdict(HParams(**settings))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         problem = f"not the settings of a run of this version ({error})"
         raise UserError(f"{file}: {problem}; name another folder") from None
 

@@ -51,6 +51,7 @@ def test_values_parse(overrides):
 
 REFUSED = {
     "bach_size=3": "unknown setting 'bach_size'; did you mean 'batch_size'?",
+    "largest_first=False": "unknown setting 'largest_first'; it is now 'check_memory'",
     "batch_size=3.5": "batch_size=3.5 is not valid; use a whole number",
     "batch_size=": "batch_size= is not valid; use a whole number",
     "batch_size=0": "batch_size=0: use a value above 0",

@@ -53,7 +53,7 @@ def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(tmp_path
         return fits(*args)
 
     fits = memory.fits
-    run("whole", settings + "epochs=1,largest_first=False")
+    run("whole", settings + "epochs=1,check_memory=False")
     with patch.object(memory, "fits", fits_and_stop):
         assert run("broken", settings + "epochs=1", "--resume") == 143
     assert load_newest(tmp_path / "broken")[1]["progress"]["step"] == 0
@@ -83,7 +83,7 @@ def test_out_of_memory_shows_at_once_and_says_what_to_set(
     with pytest.raises(UserError, match=message):
         run("run", settings + "epochs=1," + change)
     with pytest.raises(UserError, match=r"^epoch 0, batch \d: a batch of .*; --resume with less"):
-        run("run", settings + "epochs=1,largest_first=False," + change)
+        run("run", settings + "epochs=1,check_memory=False," + change)
 
 
 @pytest.mark.parametrize("where", ["Tacotron2", "validate"])

@@ -89,7 +89,7 @@ def test_stopped_after_every_batch_and_amid_validations_it_is_the_same_run(
     """Weights, moments, metrics, curves and every random generator equal the unbroken run's."""
     settings += (
         f"batching_strategy={strategy},dynamic_batch_size={dynamic},bucket_size=6,n_bins=2,"
-        "epochs=2,epochs_per_validation=1,largest_first=False"
+        "epochs=2,epochs_per_validation=1,check_memory=False"
     )
     drawn, scores, validated = [], validation.alignment_scores, []
 
@@ -127,7 +127,7 @@ def test_stopped_after_every_batch_and_amid_validations_it_is_the_same_run(
 
 def test_the_time_of_an_epoch_is_added_up(tmp_path, settings, run, monkeypatch):
     after_each_step(monkeypatch, lambda: (time.sleep(0.3), stop()))
-    settings += "epochs=1,dynamic_batch_size=False,largest_first=False"
+    settings += "epochs=1,dynamic_batch_size=False,check_memory=False"
     seconds = []
     while run("run", settings, "--resume"):
         seconds.append(load_newest(tmp_path / "run")[1]["progress"]["sums"]["seconds"])
@@ -144,7 +144,7 @@ def test_two_runs_of_one_seed_are_equal(tmp_path, settings, run, monkeypatch):
     run("other", f"{settings}epochs=2,deterministic=True")
     assert torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    run("third", f"{settings}epochs=2,largest_first=False")  # which changes nothing either
+    run("third", f"{settings}epochs=2,check_memory=False")  # which changes nothing either
     assert not torch.are_deterministic_algorithms_enabled()
     finish(process, 0)
     for name in ("other", "third"):
@@ -372,7 +372,7 @@ exit_on_user_error(train.main)
 def test_the_process_ends_with_its_last_line(tmp_path, settings, moment, status):
     """After the last validation, an error, or SIGTERM to all, or to it alone, while it waits for
     data, whatever keeps the frames that refer to the loaders."""
-    settings = settings.replace("num_workers=0", "num_workers=4") + "epochs=1,largest_first=False"
+    settings = settings.replace("num_workers=0", "num_workers=4") + "epochs=1,check_memory=False"
     command = [sys.executable, "-c", SCRIPT, moment, "-o", tmp_path / "run", "--hparams", settings]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -563,7 +563,7 @@ class Broken(Tacotron2Loss):
 def test_a_step_that_is_not_finite_is_skipped_and_its_clips_are_named(
     tmp_path, settings, run, monkeypatch, capsys
 ):
-    settings += "dynamic_batch_size=False,epochs=4,epochs_per_validation=9,largest_first=False,"
+    settings += "dynamic_batch_size=False,epochs=4,epochs_per_validation=9,check_memory=False,"
     settings += "epochs_per_checkpoint=1,max_bad_steps=3"
     monkeypatch.setattr(train, "Tacotron2Loss", Broken)
     with pytest.raises(UserError) as error:
@@ -606,7 +606,7 @@ def test_a_clip_that_poisons_batch_norm_leaves_no_trace(tmp_path, settings, run,
         return batch
 
     monkeypatch.setattr(data_utils, "collate", poisoned)
-    assert run("run", settings + "epochs=1,dynamic_batch_size=False,largest_first=False") == 0
+    assert run("run", settings + "epochs=1,dynamic_batch_size=False,check_memory=False") == 0
     state = load_newest(tmp_path / "run")[1]["state_dict"]
     assert all(weight.isfinite().all() for weight in state.values())
     assert len(records(tmp_path / "run", "bad_step")) == 1
