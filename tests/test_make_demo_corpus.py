@@ -62,23 +62,15 @@ def test_layout_is_ljspeechs_and_every_clip_is_speech_of_its_length(corpus):
         assert n_samples - (loud[-1] - loud[0]) <= demo.PADDING[2] * 22050 + 1
         assert np.diff(loud).max() < 0.8 * 22050  # no longer pause
         assert np.diff(np.flatnonzero(samples)).max() < 50  # no digital silence: it has no log
-    edges = np.interp(np.arange(71) / 70, demo.DURATION_SHARES, demo.DURATION_FRAMES) * 256 * 0.4
-    assert (np.sort(lengths) >= edges[:-1] - 0.5).all()
-    assert (np.sort(lengths) <= edges[1:] + 0.5).all()
 
 
 def test_bytes_are_the_same_with_any_workers_and_after_an_interruption(corpus, tmp_path, capsys):
     folder = tmp_path / "b"
     command = [*SCRIPT, folder, *SHORT, "--workers", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
-        deadline = time.monotonic() + 60
-        while not list(folder.glob("wavs/*")) and time.monotonic() < deadline:
+        while not list(folder.glob("wavs/*")) and first.poll() is None:
             time.sleep(0.01)
-        first.send_signal(signal.SIGSTOP)  # so that it does not end meanwhile
-        with pytest.raises(UserError, match=f"{folder}: in use by process {first.pid}; wait"):
-            call(folder, *SHORT)
         first.send_signal(signal.SIGINT)
-        first.send_signal(signal.SIGCONT)
         assert first.communicate(timeout=60)[1] == "interrupted\n"
     assert first.returncode == 130 and not (folder / "metadata.csv").exists()
 
@@ -133,50 +125,39 @@ def test_the_grammar_uses_every_rule_and_all_letters():
     assert not any(re.search(r"\b[Aa] [AEIOUaeiou]|[.!?] [a-z]", text) for text in texts)
 
 
-REFUSALS = {  # arguments -> words of the message
-    "x --clips 0": "--clips: 0: use .* 1 or more",
-    "x --clips ten": "--clips: ten: use a whole number",
-    "x --workers 0": "--workers: 0: use .* 1 or more",
-    "x --duration_scale 0.2": "--duration_scale 0.2: use 0.35 to 3",
-    "x --duration_scale nan": "--duration_scale nan: use 0.35 to 3",
-    "x --seeds 1": "--seeds 1; --help",
-    "": "required: DIR; --help",
-    "x --transcripts t --clips 3": "--transcripts: .*not.* with --clips",
-    "x --transcripts t --duration_scale 2": "--transcripts: .*not.* with .*--duration_scale",
-    "x --transcripts t": "--transcripts t: No such file .* give",
-    "x --transcripts bad": "bad:1: 'a Good.': write ID.text",
-    "bad/x": "bad/x: .*Not a directory.*another folder",
-    "bad": "bad: .*File exists.*another folder",
-    ".": "holds bad, .*another folder",
-}
-LINES = {  # of a transcript -> words of the message
-    b"no bar": "'no bar': write ID.text",
-    b"": "'': write ID.text",
-    b"b|one|two": "'b.one.two': write ID.text",
-    b"../b|one": "'../b.one': .*the ID with A-Z",
-    b".b|one": "'.b.one': .*the ID with A-Z",
-    b"A|one": "'A.one': use each ID once",
-    b"b|...": "'b.[.]{3}': .*write words",
-    b"b|one\ttwo": r"'b.one.ttwo': .*plain spaces",
-    b"b|\xff": r"'b..udcff': .*UTF-8",
-}
+GIVEN = "x --transcripts bad"
 
 
-@pytest.mark.parametrize("arguments", REFUSALS)
-def test_arguments_refused(arguments, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "line", "message"),
+    [
+        ("x --clips 0", "", "--clips: 0: use .* 1 or more"),
+        ("x --workers 0", "", "--workers: 0: use .* 1 or more"),
+        ("x --duration_scale 0.2", "", "--duration_scale 0.2: use 0.35 to 3"),
+        ("x --duration_scale nan", "", "--duration_scale nan: use 0.35 to 3"),
+        (f"{GIVEN} --clips 3", "", "--transcripts: .*not.* with --clips"),
+        (f"{GIVEN} --duration_scale 2", "", "--transcripts: .*not.* with .*--duration_scale"),
+        ("x --transcripts t", "", "--transcripts t: No such file .* give"),
+        ("bad/x", "", "bad/x: .*Not a directory.*another folder"),
+        ("bad", "", "bad: .*File exists.*another folder"),
+        (".", "", "holds bad, .*another folder"),
+        (GIVEN, "no bar", "bad:2: 'no bar': write ID.text"),
+        (GIVEN, "", "bad:2: '': write ID.text"),
+        (GIVEN, "b|one|two", "bad:2: 'b.one.two': write ID.text"),
+        (GIVEN, "../b|one", "bad:2: '../b.one': .*the ID with A-Z"),
+        (GIVEN, ".b|one", "bad:2: '.b.one': .*the ID with A-Z"),
+        (GIVEN, "A|one", "bad:2: 'A.one': use each ID once"),
+        (GIVEN, "b|...", "bad:2: 'b.[.]{3}': .*write words"),
+        (GIVEN, "b|one\ttwo", "bad:2: 'b.one.ttwo': .*plain spaces"),
+        (GIVEN, "b|\xff", "bad:2: 'b..udcff': .*UTF-8"),
+    ],
+)
+def test_refused(arguments, line, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("bad").write_text("a Good.\n")
-    with pytest.raises(UserError, match=REFUSALS[arguments]):
+    Path("bad").write_text(f"a|Good.\n{line}\n", "latin-1")
+    with pytest.raises(UserError, match=message):
         call(*arguments.split())
-    assert contents(tmp_path) == {"bad": b"a Good.\n"}
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_transcripts_refused(line, tmp_path):
-    path = tmp_path / "texts.txt"
-    path.write_bytes(b"a|Good.\n" + line + b"\n")
-    with pytest.raises(UserError, match=f"{path}:2: {LINES[line]}"):
-        demo.read_transcripts(path)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad"]
 
 
 def test_a_missing_or_broken_engine_says_what_to_install(tmp_path, monkeypatch):
