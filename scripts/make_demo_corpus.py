@@ -338,9 +338,12 @@ def make_corpus(args: argparse.Namespace) -> None:
                 with replacing(metadata) as file:
                     file.write(lines.encode())
                 (folder / "lock").unlink()
-        except (BrokenProcessPool, OSError) as error:
-            fix = "free some disk space or memory (fewer --workers), then run again"
-            raise UserError(f"{folder}: {error}; {fix}") from None
+        except BrokenProcessPool:
+            fix = "run again, with fewer --workers if memory was short"
+            raise UserError(f"{folder}: a worker process was killed; {fix}") from None
+        except OSError as error:
+            problem = f"{error.filename or folder}: {error.strerror}"
+            raise UserError(f"{problem}; make room there, or use another folder") from None
     minutes = sum(path.stat().st_size for path in wavs.iterdir()) / (2 * SAMPLING_RATE * 60)
     done = "already there" if finished else "made"
     print(f"{folder}: {done}, {len(clips)} clips, {minutes:.1f} minutes")

@@ -160,11 +160,11 @@ def test_a_full_disk_and_a_killed_worker_end_the_run_in_one_line(tmp_path, monke
         patch.setattr(demo, "draw_durations", lambda *_: [10**18])
         call(folder)
     assert not folder.exists()
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"out: .*--workers"):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"out: .*killed; .*--workers"):
         patch.setattr(demo, "follow_parent", os.abort)
         call(folder, "--clips", 3)
 
     # A write beyond the limit fails as on a full disk.
     command = f"ulimit -f 5; {sys.executable} {demo.__file__} {folder} --clips 3"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert re.fullmatch(rf"error: {folder}: .*File too large; free.*\n", done.stderr)
+    assert re.fullmatch(rf"error: {folder}: .*File too large; make room.*\n", done.stderr)
