@@ -160,7 +160,7 @@ def test_a_full_disk_and_a_killed_worker_end_the_run_in_one_line(tmp_path, monke
         patch.setattr(demo, "draw_durations", lambda *_: [10**18])
         call(folder)
     assert not folder.exists()
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"out: .*killed; .*--workers"):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"out: .*killed; run"):
         patch.setattr(demo, "follow_parent", os.abort)
         call(folder, "--clips", 3)
 
