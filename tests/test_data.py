@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,7 +63,7 @@ def load_all(hparams):
     return data_utils.training_sampler(train, hparams)
 
 
-def problems(load, hparams, *arguments):
+def refusal(load, hparams, *arguments):
     """The lines in which ``load`` refuses, less the folder's name."""
     with pytest.raises(UserError) as error:
         load(hparams, *arguments)
@@ -90,35 +91,24 @@ def hum() -> np.ndarray:
 
 @pytest.mark.parametrize("preset", ["nvidia", "paper"])
 @pytest.mark.parametrize("sound", [speech_like, hum])
-def test_mels_are_librosas(preset, sound):
+def test_mels_are_librosas_and_griffin_lim_inverts_them(preset, sound):
     hparams, samples = create_hparams(preset=preset), sound()
     spectrogram = MelSpectrogram(hparams)
     ours = spectrogram(torch.from_numpy(samples))
-    theirs = librosa.feature.melspectrogram(
-        y=samples,
-        sr=hparams.sampling_rate,
-        n_fft=hparams.filter_length,
-        hop_length=hparams.hop_length,
-        win_length=hparams.win_length,
-        power=1.0,
-        pad_mode="reflect",
-        n_mels=hparams.n_mel_channels,
-        fmin=hparams.mel_fmin,
-        fmax=hparams.mel_fmax,
-    )
+    names = {"hop_length": "hop_length", "win_length": "win_length", "n_fft": "filter_length"}
+    names |= {"sr": "sampling_rate", "n_mels": "n_mel_channels", "fmin": "mel_fmin"}
+    names |= {"fmax": "mel_fmax"}
+    settings = {name: getattr(hparams, ours) for name, ours in names.items()}
+    theirs = librosa.feature.melspectrogram(y=samples, power=1.0, pad_mode="reflect", **settings)
     assert ours.shape == (80, len(samples) // hparams.hop_length + 1)
     np.testing.assert_allclose(ours, np.log(np.clip(theirs, 1e-5, None)), atol=1e-4)
     waves = torch.from_numpy(samples).reshape(3, 10_000)
     torch.testing.assert_close(spectrogram(waves)[1], spectrogram(waves[1]))
-
-
-def test_griffin_lim_gives_the_mel_back():
-    hparams = create_hparams()
-    mel = MelSpectrogram(hparams)(torch.from_numpy(speech_like()))
-    samples = griffin_lim(mel, hparams)
-    again = MelSpectrogram(hparams)(torch.from_numpy(samples))
-    assert np.abs(samples).max() <= 1
-    assert (again - mel[:, : again.size(1)]).abs().mean() < 0.3
+    if preset == "nvidia" and sound == speech_like:
+        samples = griffin_lim(ours, hparams)
+        again = spectrogram(torch.from_numpy(samples))
+        assert np.abs(samples).max() <= 1
+        assert (again - ours[:, : again.size(1)]).abs().mean() < 0.3
 
 
 def test_griffin_lim_takes_little_memory_with_large_pages():
@@ -139,15 +129,21 @@ print(1024 * (device.peak_memory(cpu) - before))
 # Filelists and clips
 
 
-def test_lists_may_have_absolute_paths_windows_line_ends_and_a_byte_order_mark(corpus, hparams):
+def test_what_a_filelist_may_have(corpus, hparams):
+    """Absolute paths, Windows' line ends, a byte order mark, empty lines, several files."""
     (corpus / "other.txt").write_text(f"{corpus}/9.wav|Dr. Tone\n")
-    clips = load_clips(f"{corpus}/train.txt+{corpus}/other.txt", hparams)
-    assert len(clips) == 9 and clips[0].path == f"{corpus}/0.wav"
-    assert clips[8].location == f"{corpus}/other.txt:1"
-    assert clips[8].ids == text_to_sequence("doctor tone", ["basic_cleaners"])
     clips = load_list(hparams, "\ufeff0.wav|one\r\n\r\n1.wav|two\u2028lines\r\n")
     assert [clip.text for clip in clips] == ["one", "two\u2028lines"]
-    assert [clip.location[-2:] for clip in clips] == [":1", ":3"]
+    clips += load_clips(f"{corpus}/train.txt+{corpus}/other.txt", hparams)
+    locations = [
+        "list.txt:1",
+        "list.txt:3",
+        *(f"train.txt:{n}" for n in range(1, 9)),
+        "other.txt:1",
+    ]
+    assert [clip.location for clip in clips] == [f"{corpus}/{name}" for name in locations]
+    assert clips[-1].path == f"{corpus}/9.wav"
+    assert clips[-1].ids == text_to_sequence("doctor tone", ["basic_cleaners"])
 
 
 def test_characters_and_fields_that_are_not_used_are_noted_once(corpus, hparams, capsys):
@@ -155,14 +151,10 @@ def test_characters_and_fields_that_are_not_used_are_noted_once(corpus, hparams,
     (corpus / "train.txt").write_text(lines)
     train, _ = load_data(hparams)
     assert [clip.text for clip in train] == ["a [bracket]", "another [one]", "three"]
-    note = (
-        "has no symbol and is left out (in 2 texts); change the text, or add it to text/symbols.py"
-    )
-    assert capsys.readouterr().out.replace(f"{corpus}/", "").splitlines() == [
-        "note: train.txt:1: the third field, 'LJ', is not used (as in 2 of 3 lines)",
-        f"note: train.txt:1: '[' (U+005B) {note}",
-        f"note: train.txt:1: ']' (U+005D) {note}",
-    ]
+    third, *characters = capsys.readouterr().out.splitlines()
+    assert f"{corpus}/train.txt:1: the third field, 'LJ'," in third and "in 2 of 3 lines" in third
+    for line, character in zip(characters, ("'[' (U+005B)", "']' (U+005D)"), strict=True):
+        assert f"{corpus}/train.txt:1: {character} has no symbol" in line and "in 2 texts" in line
 
 
 @pytest.fixture
@@ -171,8 +163,7 @@ def bad_wavs(corpus):
     sounds = {
         "stereo": np.stack([tone, tone], 1),
         "empty": tone[:0],
-        "short": tone[:220],
-        "nearly": tone[:1101],
+        "short": tone[:1101],
         "silent": np.zeros(9000),
         "constant": np.full(9000, 0.5),
         "loud": np.sign(tone) * 3,
@@ -184,44 +175,35 @@ def bad_wavs(corpus):
         soundfile.write(corpus / f"{name}.wav", tone, 22050, format=name)
     soundfile.write(corpus / "rate.wav", tone, 16000)
     (corpus / "noise.wav").write_bytes(b"this is not sound")
-    whole = (corpus / "0.wav").read_bytes()
-    (corpus / "cut.wav").write_bytes(whole[: len(whole) // 2])
     for name, other in (("again", 0), ("leak", 10)):
         (corpus / f"{name}1.wav").symlink_to(corpus / f"{other}.wav")
         (corpus / f"{name}2.wav").hardlink_to(corpus / f"{other + 1}.wav")
 
 
-# Lines of a filelist, and what is wrong with them
-NO_SPEECH = "has nothing to speak once cleaned; mend or remove it"
-RATE = "sampling rate 16000 Hz; resample it to 22050 Hz, or set sampling_rate"
-SHORT = "samples, too short for a mel; remove the line, or use a"
-CUT = "has 2,183 of the 4,410 bytes of samples that its header names; copy or convert it again, or"
+# Lines of a filelist, and patterns of what is wrong with them
 BAD_LINES = {
     "0.wav": "'0.wav' is not path|text; write a path, one |, and the text",
     "0.wav|a|b|c": "'0.wav|a|b|c' is not path|text",
     "0.wav|caf\udce9": "byte 0xe9 is not UTF-8; save as UTF-8",
     "99.wav|ok": "99.wav: no such file; mend its line, or set data_dir",
     "stereo.wav|ok": "stereo.wav: 2 channels; mix it down to mono",
-    "rate.wav|ok": f"rate.wav: {RATE}",
-    "short.wav|ok": f"short.wav: 220 {SHORT} clip of 1102",
-    "nearly.wav|ok": f"nearly.wav: 1101 {SHORT} clip of 1102 samples or more",
-    "empty.wav|ok": f"empty.wav: 0 {SHORT} clip of 1102",
-    "noise.wav|ok": "noise.wav: not a readable sound file",
+    "rate.wav|ok": "rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz, or set ",
+    "short.wav|ok": "short.wav: 1101 samples, too short for a mel; remove * 1102 samples or more",
+    "empty.wav|ok": "empty.wav: 0 samples, too short for a mel; remove * 1102 samples or more",
+    "noise.wav|ok": "noise.wav: not a readable sound file (*); replace it",
     "AIFF.wav|ok": "AIFF.wav: is AIFF; convert it to wav or flac",
     "RF64.wav|ok": "RF64.wav: is RF64; convert it to wav or flac",
     "AU.wav|ok": "AU.wav: is AU; convert it to wav or flac",
-    "cut.wav|ok": f"cut.wav: cut off: {CUT} remove the line",
-    "2.wav|": f"text '' {NO_SPEECH}",
-    "2.wav|...!": f"text '...!' {NO_SPEECH}",
+    "2.wav|": "text '' has nothing to speak once cleaned; mend or remove it",
+    "2.wav|...!": "text '...!' has nothing to speak",
     "2.wav|say {QQ}": "'QQ' in braces is not an ARPAbet phone; use ",
     "2.wav|a": "text 'a' is one symbol; training needs two or more",
-    "2.wav|" + "a " * 300: "text of 599 symbols, above max_text_length=500; split the clip, remove "
-    "its line, or raise the setting",
-    "rate.wav|": f"rate.wav: {RATE}; and: text '' {NO_SPEECH}",
+    "2.wav|" + "a " * 300: "text of 599 symbols, above max_text_length=500; split * raise",
+    "rate.wav|": "rate.wav: sampling rate 16000 Hz; *; and: text '' has nothing to speak",
 }
 BAD_SAMPLES = {
     "constant.wav|ok": "constant.wav: is silent (peak 0.5); remove its line",
-    "loud.wav|ok": "loud.wav: has a sample of 3, beyond [-1, 1]; scale it down",
+    "loud.wav|ok": "loud.wav: has a sample of 3, beyond *; scale it down",
     "nan.wav|ok": "nan.wav: has samples that are not finite; replace it",
     "silent.wav|ok": "silent.wav: is silent (peak 0); remove its line",
 }
@@ -229,9 +211,9 @@ BAD_IN_TRAINING = {
     "./0.wav|ok": "0.wav is on train.txt:1 too; keep one",
     "again1.wav|ok": "again1.wav is on train.txt:1 too; keep one",
     "again2.wav|ok": "again2.wav is on train.txt:3 too; keep one",
-    "9.wav|ok": "9.wav is in validation too (val.txt:1); keep one of the lines",
-    "leak1.wav|ok": "leak1.wav is in validation too (val.txt:2); keep one of the lines",
-    "leak2.wav|ok": "leak2.wav is in validation too (val.txt:3); keep one of the lines",
+    "9.wav|ok": "9.wav is in validation too (val.txt:1); keep one",
+    "leak1.wav|ok": "leak1.wav is in validation too (val.txt:2); keep one",
+    "leak2.wav|ok": "leak2.wav is in validation too (val.txt:3); keep one",
     "7.wav|ok": "7.wav has 40 frames, above the batch capacity of 39; set batch_capacity=40 or ",
 }
 
@@ -248,8 +230,8 @@ def assert_refused(hparams, train, val):
         expected += [f"{name}:{n}: {problem}" for n, problem in enumerate(lines.values(), 4)]
     if len(expected) > 20:
         expected.append(f"{len(expected)} problems")
-    for line, start in zip(problems(load_all, hparams), expected, strict=True):
-        assert line.startswith(start)
+    for line, pattern in zip(refusal(load_all, hparams), expected, strict=True):
+        assert fnmatchcase(line, f"{pattern}*")
 
 
 @pytest.mark.parametrize("cache", [True, False])
@@ -261,11 +243,10 @@ def test_everything_that_is_wrong_is_in_one_report(corpus, bad_wavs, hparams, ca
     assert not list(corpus.glob("cache/*.*"))
     (corpus / "val.txt").unlink()
     (corpus / "train.txt").write_text("99.wav|ok\n0.wav|ok")
-    unread, line = problems(load_all, hparams)
+    unread, line = refusal(load_all, hparams)
     assert unread.startswith("filelist 'val.txt': No such file or directory; scripts/prepare")
     assert line == f"train.txt:1: {BAD_LINES['99.wav|ok']}"
-    assert problems(load_list, hparams, "99.wav|ok") == [f"list.txt:1: {BAD_LINES['99.wav|ok']}"]
-    assert problems(load_list, hparams, "") == ["list.txt: has no clips; write lines of path|text"]
+    assert refusal(load_list, hparams, "") == ["list.txt: has no clips; write lines of path|text"]
 
 
 CAPACITY = "train.txt:8: 7.wav has 40 frames, above the batch capacity of"
@@ -285,12 +266,7 @@ MORE = "set batch_capacity_seconds=0.51 or more, or remove the line"
         ("training_files", "", "filelist '': Is a directory; scripts/prepare_ljspeech"),
         ("training_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
         ("validation_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
-        ("training_files", "train.txt+./train.txt", "filelist './train.txt': is named twice in "),
-        (
-            "training_files",
-            "train.txt+val.txt+a/../val.txt",
-            "filelist 'a/../val.txt': is named twice ",
-        ),
+        ("training_files", "val.txt+a/../val.txt", "filelist 'a/../val.txt': is named twice "),
         ("batch_capacity_seconds", 0.48, f"{CAPACITY} 38; {MORE}"),
         ("batch_capacity_seconds", 0.47, f"{CAPACITY} 37, and 1 more clip is; {MORE}s"),
         ("batch_capacity_seconds", 0.2, f"{CAPACITY} 15, and 5 more clips are; {MORE}s"),
@@ -301,7 +277,7 @@ def test_a_wrong_setting_is_one_line(corpus, hparams, monkeypatch, setting, valu
     monkeypatch.chdir(corpus)
     (corpus / "cache").mkdir()
     (corpus / "empty.txt").write_text("\n\n")
-    (line,) = problems(load_all, replace(hparams, **{setting: value}))
+    (line,) = refusal(load_all, replace(hparams, **{setting: value}))
     assert line.startswith(problem)
 
 
@@ -313,15 +289,16 @@ def test_the_capacity_that_a_refusal_names_is_enough_and_is_of_frames(hparams, c
 
 
 COMMENTS = b"INFO" + (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4) * 300
+CUT = "cut off: has 3,410 of the 4,410 bytes .*; copy or convert it again, or remove the line"
 
 
 @pytest.mark.parametrize(
     ("options", "metadata", "problem"),
     [
-        ({"format": "WAV"}, b"", r"cut off: has 3,410 of the 4,410 bytes"),
-        ({"format": "WAV"}, b"LIST" + len(COMMENTS).to_bytes(4, "little") + COMMENTS, "cut off: "),
-        ({"format": "WAV", "endian": "BIG"}, b"", "cut off: has 3,410 of the 4,410 bytes"),
-        ({"format": "WAVEX"}, b"", "cut off: has 3,410 of the 4,410 bytes"),
+        ({"format": "WAV"}, b"", CUT),
+        ({"format": "WAV"}, b"LIST" + len(COMMENTS).to_bytes(4, "little") + COMMENTS, CUT),
+        ({"format": "WAV", "endian": "BIG"}, b"", CUT),
+        ({"format": "WAVEX"}, b"", CUT),
         ({"format": "FLAC"}, b"", "not a readable|not as long as"),
     ],
 )
@@ -365,36 +342,30 @@ def test_up_to_one_percent_of_bad_clips_can_be_skipped(
         checked.clear()
         train, val = load_data(hparams)
         assert [Path(clip.path).name for clip in train] == [*names[:7], names[8], *names[10:]]
-        assert capsys.readouterr().out.replace(f"{corpus}/", "").splitlines() == [
-            "skipped: train.txt:8: silent.wav: is silent (peak 0); remove its line",
-            "skipped: train.txt:10: gone.wav: no such file; mend its line, or set data_dir",
-            "skipped 2 of the 200 clips of train.txt",
-        ]
+        silent, gone, total = capsys.readouterr().out.replace(f"{corpus}/", "").splitlines()
+        assert silent.startswith("skipped: train.txt:8: silent.wav: is silent (peak 0)")
+        assert gone.startswith("skipped: train.txt:10: gone.wav: no such file")
+        assert total == "skipped 2 of the 200 clips of train.txt"
         # Samples that are cached were checked when their mels were computed.
         assert [len(run) for run in checked] == ([1, 0] if cache and again else [199, 4])
         open_mels([*train, *val], hparams)
     with open(corpus / "train.txt", "a") as file:
         file.write("stereo.wav|tone")
-    assert problems(load_all, hparams)[3:] == [
-        "train.txt: 3 of 201 clips cannot be used, and on_bad_clip=skip leaves out at most 1%; "
-        "mend them"
-    ]
+    line = refusal(load_all, hparams)[-1]
+    assert line.startswith("train.txt: 3 of 201 clips cannot be used") and "at most 1%" in line
 
 
-@pytest.mark.parametrize(
-    ("subtype", "step"),
-    [("PCM_U8", 2**-7), ("PCM_16", 2**-15), ("PCM_24", 2**-23), ("PCM_32", 2**-31),
-     ("FLOAT", 2**-24), ("DOUBLE", 2**-24)],
-)  # fmt: skip
-def test_every_sample_format_is_scaled_to_one(corpus, hparams, subtype, step):
+def test_every_sample_format_is_scaled_to_one(corpus, hparams):
     """In clips of one window, the shortest there are."""
     samples = 0.9 * np.sin(np.arange(1102) / 20)
-    soundfile.write(corpus / "x.wav", samples, 22050, subtype=subtype)
-    read = read_wav(str(corpus / "x.wav"))
-    assert read.dtype == np.float32
-    np.testing.assert_allclose(read, samples, atol=step + 2**-24)
-    (clip,) = load_list(hparams, "x.wav|ok")
-    assert open_mels([clip], hparams)(clip).shape == (4, 10)
+    steps = {"PCM_U8": 2**-7, "PCM_16": 2**-15, "PCM_24": 2**-23, "PCM_32": 2**-31}
+    for subtype, step in (steps | {"FLOAT": 2**-24, "DOUBLE": 2**-24}).items():
+        soundfile.write(corpus / "x.wav", samples, 22050, subtype=subtype)
+        read = read_wav(str(corpus / "x.wav"))
+        assert read.dtype == np.float32
+        np.testing.assert_allclose(read, samples, atol=step + 2**-24)
+        (clip,) = load_list(hparams, "x.wav|ok")
+        assert open_mels([clip], hparams)(clip).shape == (4, 10)
 
 
 @any_input
@@ -454,43 +425,30 @@ def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips, monkeypat
         mels = open_mels(some, hparams)
         assert computed == [missing] * bool(missing)
         for clip in some:
-            assert mels(clip).shape == (clip.n_frames, 10)
             np.testing.assert_array_equal(mels(clip), fresh(clip))
     assert cache_size(corpus) < 40 * sum(clip.n_frames for clip in clips) + 3000
     computed.clear()
     open_mels(clips, replace(hparams, batching_strategy="RAND"))
-    assert not computed
     open_mels(clips, replace(hparams, mel_fmax=7000.0))
-    time.sleep(0.01)
-    write_tone(corpus / "0.wav", 0.1)
     before = set(corpus.glob("cache/*.mels"))
+    write_tone(corpus / "0.wav", 0.1)
+    os.utime(corpus / "0.wav", (0, 0))
     changed = load_clips(hparams.training_files, hparams)
     open_mels(changed, hparams)
     assert computed == [clips, changed[:1]] and before < set(corpus.glob("cache/*.mels"))
 
 
-def with_float64_mels(content):
-    header, _, mels = content.partition(b"\n")
-    return header + b"\n" + np.frombuffer(mels, np.float32).astype(np.float64).tobytes()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: b"",
-        lambda content: b"damaged",
-        lambda content: content[:-100],
-        lambda content: content.replace(b"/0.wav", b"/1.wav", 1),
-        with_float64_mels,
-    ],
-)
-def test_a_damaged_cache_is_rebuilt(corpus, hparams, clips, damage):
+def test_a_damaged_cache_is_rebuilt(corpus, hparams, clips):
     expected = open_mels(clips, hparams)(clips[0])
     (path,) = corpus.glob("cache/*.mels")
     content = path.read_bytes()
-    path.write_bytes(damage(content))
-    np.testing.assert_array_equal(open_mels(clips, hparams)(clips[0]), expected)
-    assert path.read_bytes() == content
+    header, _, mels = content.partition(b"\n")
+    as_float64 = header + b"\n" + np.frombuffer(mels, np.float32).astype(np.float64).tobytes()
+    other_clip = content.replace(b"/0.wav", b"/1.wav", 1)
+    for damaged in (b"", b"damaged", content[:-100], other_clip, as_float64):
+        path.write_bytes(damaged)
+        np.testing.assert_array_equal(open_mels(clips, hparams)(clips[0]), expected)
+        assert path.read_bytes() == content
 
 
 def test_runs_at_once_wait_for_each_other_and_compute_each_clip_once(corpus, hparams, capfd):
@@ -527,29 +485,26 @@ def test_too_little_space_is_said_before_any_mel_is_computed(corpus, hparams, cl
 
 
 def test_train_says_what_the_cache_takes_and_which_files_are_stale(
-    corpus, settings, hparams, monkeypatch, capsys
+    corpus, settings, hparams, run, monkeypatch, capsys
 ):
-    (corpus / "cache").mkdir()
+    cache = corpus / "cache"
+    cache.mkdir()
     old = ["0123456789abcdef.f32", "0123456789abcdef.f32.part"]  # of earlier versions
     for name in (*old, "mine.f32"):
-        (corpus / "cache" / name).write_bytes(bytes(100_000))
+        (cache / name).write_bytes(bytes(100_000))
     clips = load_clips(f"{corpus}/train.txt+{corpus}/val.txt", hparams)
     open_mels(clips[:2], replace(hparams, mel_fmax=7000.0))
-    (stale,) = corpus.glob("cache/*.mels")
+    (stale,) = cache.glob("*.mels")
     open_mels(clips[3:8], hparams)
-    before = {path: path.read_bytes() for path in corpus.glob("cache/*.*")}
-    arguments = ["train.py", "-o", str(corpus / "run"), "--hparams", settings]
-    monkeypatch.setattr(sys, "argv", arguments)
+    before = {path: path.read_bytes() for path in cache.iterdir()}
     monkeypatch.setattr(train, "MelDataset", lambda *_: sys.exit("enough"))
-    with pytest.raises(SystemExit, match="enough"):
-        train.main()
-    used = set(corpus.glob("cache/*.mels")) - {stale}
-    assert len(used) == 2 and capsys.readouterr().out.splitlines()[-1] == (
-        f"mel cache {corpus}/cache: {sum(p.stat().st_size for p in used) / 1e6:.1f} MB, "
-        f"{40 * sum(clip.n_frames for clip in clips) / 1e6:.1f} MB of it for this run; 0.2 MB more "
-        f"that only other runs may need: {', '.join([*old, stale.name])}"
-    )
-    assert all(path.read_bytes() == content for path, content in before.items())
+    assert run("run", settings) == "enough"
+    used = [path.stat().st_size for path in cache.glob("*.mels") if path != stale]
+    own = 40 * sum(clip.n_frames for clip in clips)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(f"mel cache {cache}: {sum(used) / 1e6:.1f} MB, {own / 1e6:.1f} MB of it")
+    assert " 0.2 MB more " in line and line.endswith(f": {', '.join([*old, stale.name])}")
+    assert len(used) == 2 and all(path.read_bytes() == before[path] for path in before)
 
 
 def test_ctrl_c_while_mels_are_computed_ends_in_one_line(corpus, settings):
@@ -577,11 +532,10 @@ def test_ctrl_c_while_mels_are_computed_ends_in_one_line(corpus, settings):
 
 def test_collate_pads_and_sorts_by_text_length():
     lengths = [(2, 4), (5, 3), (3, 6)]
-    items = [
+    batch = collate(
         Item(i, torch.full((n,), n), torch.full((m, 10), float(m)))
         for i, (n, m) in enumerate(lengths)
-    ]
-    batch = collate(items)
+    )
     assert batch.indices == [1, 2, 0]
     assert batch.text.tolist() == [[5, 5, 5, 5, 5], [3, 3, 3, 0, 0], [2, 2, 0, 0, 0]]
     assert batch.text_lengths.tolist() == [5, 3, 2] and batch.mel_lengths.tolist() == [3, 6, 4]
