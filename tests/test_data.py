@@ -27,7 +27,7 @@ import train
 from cli import UserError
 from clips import load_clips, read_wav
 from data_utils import Item, MelDataset, collate, load_data, loaded, open_loaders
-from files import locked, require_space
+from files import locked
 from hparams import create_hparams
 from layers import MelSpectrogram, griffin_lim
 from mel_cache import open_mels
@@ -63,52 +63,52 @@ def load_all(hparams):
     return data_utils.training_sampler(train, hparams)
 
 
-def refusal(load, hparams, *arguments):
-    """The lines in which ``load`` refuses, less the folder's name."""
+def assert_refused(load, hparams, patterns):
+    """``load`` refuses in lines that start like this, but for the folder's name."""
     with pytest.raises(UserError) as error:
-        load(hparams, *arguments)
-    return str(error.value).replace(f"{hparams.data_dir}/", "").split("\n")
+        load(hparams)
+    lines = str(error.value).replace(f"{hparams.data_dir}/", "").split("\n")
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert fnmatchcase(line, f"{pattern}*")
 
 
 # Mels
 
 
-def speech_like(n_samples: int = 30_000) -> np.ndarray:
-    """Pulses through a changing filter, with faint pauses: every level and frequency occurs."""
-    rng = np.random.default_rng(0)
-    pulses = (np.arange(n_samples) % 180 == 0) + 0.01 * rng.standard_normal(n_samples)
-    voiced = np.convolve(pulses, np.exp(-np.arange(400) / 40) * np.cos(np.arange(400) / 4), "same")
-    envelope = np.clip(np.sin(np.arange(n_samples) / 3000), 0, 1)
-    faint = 1e-5 * rng.standard_normal(n_samples)
-    return (0.5 * voiced * envelope / np.abs(voiced).max() + faint).astype(np.float32)
-
-
-def hum() -> np.ndarray:
-    """Loud and low, with nothing above it: rounding errors would show there."""
-    time = np.arange(30_000) / 22050
-    return (0.9 * np.sin(2 * np.pi * (100 + 20 * time) * time)).astype(np.float32)
+def sound(n_samples: int = 15_000) -> np.ndarray:
+    """A hum, loud and low, then noise that fades away: every level and frequency occurs, and
+    nothing above the hum, where rounding errors would show."""
+    time = np.arange(n_samples) / 22050
+    hum = 0.9 * np.sin(2 * np.pi * (100 + 20 * time) * time)
+    noise = np.random.default_rng(0).standard_normal(n_samples) * np.geomspace(0.1, 1e-5, n_samples)
+    return np.concatenate([hum, noise]).astype(np.float32)
 
 
 @pytest.mark.parametrize("preset", ["nvidia", "paper"])
-@pytest.mark.parametrize("sound", [speech_like, hum])
-def test_mels_are_librosas_and_griffin_lim_inverts_them(preset, sound):
+def test_mels_are_librosas_and_griffin_lim_inverts_them(preset):
     hparams, samples = create_hparams(preset=preset), sound()
     spectrogram = MelSpectrogram(hparams)
     ours = spectrogram(torch.from_numpy(samples))
-    names = {"hop_length": "hop_length", "win_length": "win_length", "n_fft": "filter_length"}
-    names |= {"sr": "sampling_rate", "n_mels": "n_mel_channels", "fmin": "mel_fmin"}
-    names |= {"fmax": "mel_fmax"}
-    settings = {name: getattr(hparams, ours) for name, ours in names.items()}
-    theirs = librosa.feature.melspectrogram(y=samples, power=1.0, pad_mode="reflect", **settings)
+    theirs = librosa.feature.melspectrogram(
+        y=samples,
+        sr=hparams.sampling_rate,
+        n_fft=hparams.filter_length,
+        hop_length=hparams.hop_length,
+        win_length=hparams.win_length,
+        power=1.0,
+        pad_mode="reflect",
+        n_mels=hparams.n_mel_channels,
+        fmin=hparams.mel_fmin,
+        fmax=hparams.mel_fmax,
+    )
     assert ours.shape == (80, len(samples) // hparams.hop_length + 1)
     np.testing.assert_allclose(ours, np.log(np.clip(theirs, 1e-5, None)), atol=1e-4)
     waves = torch.from_numpy(samples).reshape(3, 10_000)
     torch.testing.assert_close(spectrogram(waves)[1], spectrogram(waves[1]))
-    if preset == "nvidia" and sound == speech_like:
-        samples = griffin_lim(ours, hparams)
-        again = spectrogram(torch.from_numpy(samples))
-        assert np.abs(samples).max() <= 1
-        assert (again - ours[:, : again.size(1)]).abs().mean() < 0.3
+    samples = griffin_lim(ours, hparams)
+    again = spectrogram(torch.from_numpy(samples))
+    assert np.abs(samples).max() <= 1
+    assert (again - ours[:, : again.size(1)]).abs().mean() < 0.3
 
 
 def test_griffin_lim_takes_little_memory_with_large_pages():
@@ -117,10 +117,9 @@ def test_griffin_lim_takes_little_memory_with_large_pages():
 import device, hparams, layers, torch
 device.use_large_pages()
 hparams, cpu = hparams.create_hparams(), torch.device("cpu")
-mel = torch.randn(80, 10 * hparams.sampling_rate // hparams.hop_length) - 4
-layers.griffin_lim(mel[:, :10], hparams)  # imports what it needs
+layers.griffin_lim(torch.zeros(80, 10), hparams)  # imports what it needs
 before = device.peak_memory(cpu)
-layers.griffin_lim(mel, hparams)
+layers.griffin_lim(torch.randn(80, 800) - 4, hparams)
 print(1024 * (device.peak_memory(cpu) - before))
 """
     assert float(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT)) < 300
@@ -218,39 +217,26 @@ BAD_IN_TRAINING = {
 }
 
 
-def assert_refused(hparams, train, val):
-    """The lines, which follow three good ones, are named with their problems."""
-    expected = []
-    for name, good, lines in (
-        ("train.txt", ["0.wav|ok", "", "1.wav|ok"], train),
-        ("val.txt", ["9.wav|ok", "10.wav|ok", "11.wav|ok"], val),
-    ):
-        content = "\n".join([*good, *lines])
-        Path(hparams.data_dir, name).write_text(content, errors="surrogateescape")
-        expected += [f"{name}:{n}: {problem}" for n, problem in enumerate(lines.values(), 4)]
-    if len(expected) > 20:
-        expected.append(f"{len(expected)} problems")
-    for line, pattern in zip(refusal(load_all, hparams), expected, strict=True):
-        assert fnmatchcase(line, f"{pattern}*")
+def write_list(path, good, bad):
+    """Write a filelist of good and bad lines; the patterns of its problems."""
+    path.write_text("\n".join([*good, *bad]), errors="surrogateescape")
+    return [f"{path.name}:{n}: {pattern}" for n, pattern in enumerate(bad.values(), len(good) + 1)]
 
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_everything_that_is_wrong_is_in_one_report(corpus, bad_wavs, hparams, cache):
     """Lists, texts, headers and samples, of both sets."""
     hparams = replace(hparams, cache_mels=cache, batch_capacity=39)
-    assert_refused(hparams, BAD_LINES | BAD_IN_TRAINING, BAD_LINES | BAD_SAMPLES)
-    assert_refused(hparams, BAD_SAMPLES, {})
+    train, val, good = corpus / "train.txt", corpus / "val.txt", ["0.wav|ok", "", "1.wav|ok"]
+    assert_refused(load_all, hparams, write_list(train, good, BAD_SAMPLES))
+    expected = write_list(train, good, BAD_LINES | BAD_IN_TRAINING)
+    good = ["9.wav|ok", "10.wav|ok", "11.wav|ok"]
+    expected += write_list(val, good, BAD_LINES | BAD_SAMPLES)
+    assert_refused(load_all, hparams, [*expected, f"{len(expected)} problems"])
     assert not list(corpus.glob("cache/*.*"))
-    (corpus / "val.txt").unlink()
-    (corpus / "train.txt").write_text("99.wav|ok\n0.wav|ok")
-    unread, line = refusal(load_all, hparams)
-    assert unread.startswith("filelist 'val.txt': No such file or directory; scripts/prepare")
-    assert line == f"train.txt:1: {BAD_LINES['99.wav|ok']}"
-    assert refusal(load_list, hparams, "") == ["list.txt: has no clips; write lines of path|text"]
-
-
-CAPACITY = "train.txt:8: 7.wav has 40 frames, above the batch capacity of"
-MORE = "set batch_capacity_seconds=0.51 or more, or remove the line"
+    val.unlink()
+    expected = write_list(train, ["0.wav|ok"], {"99.wav|ok": BAD_LINES["99.wav|ok"]})
+    assert_refused(load_all, hparams, ["filelist 'val.txt': No such file *prepare_", *expected])
 
 
 @pytest.mark.parametrize(
@@ -262,14 +248,13 @@ MORE = "set batch_capacity_seconds=0.51 or more, or remove the line"
         ("n_symbols", 99, "setting n_symbols=99: use 148 or more"),
         ("mel_cache_dir", "0.wav", "0.wav: cannot be written (File exists); set mel_cache_dir to"),
         ("training_files", "no.txt", "filelist 'no.txt': No such file or directory; scripts/prep"),
-        ("training_files", "cache", "filelist 'cache': Is a directory; scripts/prepare_ljspeech"),
         ("training_files", "", "filelist '': Is a directory; scripts/prepare_ljspeech"),
         ("training_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
         ("validation_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
         ("training_files", "val.txt+a/../val.txt", "filelist 'a/../val.txt': is named twice "),
-        ("batch_capacity_seconds", 0.48, f"{CAPACITY} 38; {MORE}"),
-        ("batch_capacity_seconds", 0.47, f"{CAPACITY} 37, and 1 more clip is; {MORE}s"),
-        ("batch_capacity_seconds", 0.2, f"{CAPACITY} 15, and 5 more clips are; {MORE}s"),
+        ("batch_capacity_seconds", 0.48, "train.txt:8: 7.wav has 40 frames, * 38; set *s=0.51 or"),
+        ("batch_capacity_seconds", 0.47, "train.txt:8: * 37, and 1 more clip is; set *s=0.51 or"),
+        ("batch_capacity_seconds", 0.2, "train.txt:8: * 15, and 5 more clips are; set *s=0.51 or"),
         ("batch_size", 9, "setting batch_size=9: train.txt has 8 clips; use at most 8"),
     ],
 )
@@ -277,8 +262,7 @@ def test_a_wrong_setting_is_one_line(corpus, hparams, monkeypatch, setting, valu
     monkeypatch.chdir(corpus)
     (corpus / "cache").mkdir()
     (corpus / "empty.txt").write_text("\n\n")
-    (line,) = refusal(load_all, replace(hparams, **{setting: value}))
-    assert line.startswith(problem)
+    assert_refused(load_all, replace(hparams, **{setting: value}), [problem])
 
 
 def test_the_capacity_that_a_refusal_names_is_enough_and_is_of_frames(hparams, clips):
@@ -288,31 +272,27 @@ def test_the_capacity_that_a_refusal_names_is_enough_and_is_of_frames(hparams, c
             assert len(indices) * max(clips[i].n_frames for i in indices) <= seconds * 22050 / 276
 
 
-COMMENTS = b"INFO" + (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4) * 300
-CUT = "cut off: has 3,410 of the 4,410 bytes .*; copy or convert it again, or remove the line"
-
-
-@pytest.mark.parametrize(
-    ("options", "metadata", "problem"),
-    [
-        ({"format": "WAV"}, b"", CUT),
-        ({"format": "WAV"}, b"LIST" + len(COMMENTS).to_bytes(4, "little") + COMMENTS, CUT),
-        ({"format": "WAV", "endian": "BIG"}, b"", CUT),
-        ({"format": "WAVEX"}, b"", CUT),
-        ({"format": "FLAC"}, b"", "not a readable|not as long as"),
-    ],
-)
-def test_a_cut_is_noticed(corpus, hparams, options, metadata, problem):
+def test_a_cut_is_noticed(corpus, hparams):
+    comments = b"INFO" + (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4) * 300
+    comments = b"LIST" + len(comments).to_bytes(4, "little") + comments
+    cut = r"cut off: has 3,410 of the 4,410 bytes .*; copy or convert it again"
     path = corpus / "x.wav"
-    write_tone(path, 0.1, subtype="PCM_16", **options)
-    whole = path.read_bytes()
-    whole = whole[:36] + metadata + whole[36:]
-    path.write_bytes(whole)
-    (clip,) = load_list(hparams, "x.wav|tone")
-    assert open_mels([clip], hparams)(clip).shape == (clip.n_frames, 10)
-    path.write_bytes(whole[:-1000])
-    with pytest.raises(UserError, match=rf"x\.wav: ({problem})"):
-        open_mels(load_list(hparams, "x.wav|tone"), hparams)
+    for name, endian, metadata, problem in (
+        ("WAV", "FILE", b"", cut),
+        ("WAV", "FILE", comments, cut),
+        ("WAV", "BIG", b"", cut),
+        ("WAVEX", "FILE", b"", cut),
+        ("FLAC", "FILE", b"", "not a readable|not as long as"),
+    ):
+        write_tone(path, 0.1, subtype="PCM_16", format=name, endian=endian)
+        whole = path.read_bytes()
+        whole = whole[:36] + metadata + whole[36:]
+        path.write_bytes(whole)
+        (clip,) = load_list(hparams, "x.wav|tone")
+        assert open_mels([clip], hparams)(clip).shape == (clip.n_frames, 10)
+        path.write_bytes(whole[:-1000])
+        with pytest.raises(UserError, match=rf"x\.wav: ({problem})"):
+            open_mels(load_list(hparams, "x.wav|tone"), hparams)
 
 
 def record_runs(monkeypatch, room):
@@ -351,8 +331,9 @@ def test_up_to_one_percent_of_bad_clips_can_be_skipped(
         open_mels([*train, *val], hparams)
     with open(corpus / "train.txt", "a") as file:
         file.write("stereo.wav|tone")
-    line = refusal(load_all, hparams)[-1]
-    assert line.startswith("train.txt: 3 of 201 clips cannot be used") and "at most 1%" in line
+    assert_refused(
+        load_all, hparams, ["*", "*", "*", "train.txt: 3 of 201 clips * at most 1%; mend"]
+    )
 
 
 def test_every_sample_format_is_scaled_to_one(corpus, hparams):
@@ -406,8 +387,9 @@ def test_any_filelist_is_read_or_refused(corpus, hparams, content):
 # The mel cache
 
 
-def cache_size(corpus):
-    return sum(path.stat().st_size for path in corpus.glob("cache/*.*"))
+def each_is_cached_once(clips, corpus):
+    n_bytes = sum(path.stat().st_size for path in corpus.glob("cache/*.*"))
+    return 0 < n_bytes - 40 * sum(clip.n_frames for clip in clips) < 3000
 
 
 def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips, monkeypatch):
@@ -426,7 +408,7 @@ def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips, monkeypat
         assert computed == [missing] * bool(missing)
         for clip in some:
             np.testing.assert_array_equal(mels(clip), fresh(clip))
-    assert cache_size(corpus) < 40 * sum(clip.n_frames for clip in clips) + 3000
+    assert each_is_cached_once(clips, corpus)
     computed.clear()
     open_mels(clips, replace(hparams, batching_strategy="RAND"))
     open_mels(clips, replace(hparams, mel_fmax=7000.0))
@@ -470,16 +452,13 @@ def test_runs_at_once_wait_for_each_other_and_compute_each_clip_once(corpus, hpa
         process.join()
         assert process.exitcode == 0
     assert not mel_cache.MelCache(hparams).missing(clips)
-    assert cache_size(corpus) < 40 * sum(clip.n_frames for clip in clips) + 3000
+    assert each_is_cached_once(clips, corpus)
 
 
 def test_too_little_space_is_said_before_any_mel_is_computed(corpus, hparams, clips, monkeypatch):
-    with pytest.raises(UserError, match=r"new/a: 1000000000\.00 GB needed .* free some, or go$"):
-        require_space(corpus / "new" / "a", 1e18, "go")
-    require_space(corpus / "new" / "a", 1, "go")
     computed = record_runs(monkeypatch, mel_cache)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(UserError, match="free some, or set mel_cache_dir to a larger disk, or "):
+    with pytest.raises(UserError, match=r"0\.00 GB needed .*, or set mel_cache_dir to a larger "):
         open_mels(clips, hparams)
     assert not computed and not (corpus / "cache").exists()
 
