@@ -34,9 +34,6 @@ from mel_cache import open_mels
 from text import text_to_sequence
 
 ROOT = Path(__file__).resolve().parent.parent
-any_input = hypothesis.settings(
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
-)
 
 
 @pytest.fixture
@@ -128,28 +125,18 @@ print(1024 * (device.peak_memory(cpu) - before))
 # Filelists and clips
 
 
-def test_what_a_filelist_may_have(corpus, hparams):
-    """Absolute paths, Windows' line ends, a byte order mark, empty lines, several files."""
+def test_what_a_filelist_may_have(corpus, hparams, capsys):
+    """Absolute paths, Windows' line ends, a byte order mark, and what is noted and not used."""
     (corpus / "other.txt").write_text(f"{corpus}/9.wav|Dr. Tone\n")
-    clips = load_list(hparams, "\ufeff0.wav|one\r\n\r\n1.wav|two\u2028lines\r\n")
-    assert [clip.text for clip in clips] == ["one", "two\u2028lines"]
-    clips += load_clips(f"{corpus}/train.txt+{corpus}/other.txt", hparams)
-    locations = [
-        "list.txt:1",
-        "list.txt:3",
-        *(f"train.txt:{n}" for n in range(1, 9)),
-        "other.txt:1",
-    ]
-    assert [clip.location for clip in clips] == [f"{corpus}/{name}" for name in locations]
-    assert clips[-1].path == f"{corpus}/9.wav"
-    assert clips[-1].ids == text_to_sequence("doctor tone", ["basic_cleaners"])
-
-
-def test_characters_and_fields_that_are_not_used_are_noted_once(corpus, hparams, capsys):
-    lines = "0.wav|a [bracket]|LJ\n\n1.wav|another [one]\n2.wav|three | LJ \n"
-    (corpus / "train.txt").write_text(lines)
-    train, _ = load_data(hparams)
-    assert [clip.text for clip in train] == ["a [bracket]", "another [one]", "three"]
+    clips = load_clips(f"{corpus}/train.txt+{corpus}/other.txt", hparams)
+    assert len(clips) == 9 and clips[0].path == f"{corpus}/0.wav"
+    assert clips[8].location == f"{corpus}/other.txt:1"
+    assert clips[8].ids == text_to_sequence("doctor tone", ["basic_cleaners"])
+    lines = "\ufeff0.wav|a [bracket]|LJ\r\n\r\n1.wav|another\u2028[one]\r\n2.wav|three | LJ \n"
+    (corpus / "train.txt").write_text(lines, newline="")
+    clips, _ = load_data(hparams)
+    assert [clip.text for clip in clips] == ["a [bracket]", "another\u2028[one]", "three"]
+    assert [clip.location[-2:] for clip in clips] == [":1", ":3", ":4"]
     third, *characters = capsys.readouterr().out.splitlines()
     assert f"{corpus}/train.txt:1: the third field, 'LJ'," in third and "in 2 of 3 lines" in third
     for line, character in zip(characters, ("'[' (U+005B)", "']' (U+005D)"), strict=True):
@@ -322,18 +309,17 @@ def test_up_to_one_percent_of_bad_clips_can_be_skipped(
         checked.clear()
         train, val = load_data(hparams)
         assert [Path(clip.path).name for clip in train] == [*names[:7], names[8], *names[10:]]
-        silent, gone, total = capsys.readouterr().out.replace(f"{corpus}/", "").splitlines()
-        assert silent.startswith("skipped: train.txt:8: silent.wav: is silent (peak 0)")
-        assert gone.startswith("skipped: train.txt:10: gone.wav: no such file")
-        assert total == "skipped 2 of the 200 clips of train.txt"
+        out = capsys.readouterr().out.replace(f"{corpus}/", "")
+        assert fnmatchcase(
+            out, "*train.txt:8: silent.wav: *\n*train.txt:10: gone.wav: *\n*2 of the 200 *"
+        )
         # Samples that are cached were checked when their mels were computed.
         assert [len(run) for run in checked] == ([1, 0] if cache and again else [199, 4])
         open_mels([*train, *val], hparams)
     with open(corpus / "train.txt", "a") as file:
         file.write("stereo.wav|tone")
-    assert_refused(
-        load_all, hparams, ["*", "*", "*", "train.txt: 3 of 201 clips * at most 1%; mend"]
-    )
+    lines = ["*"] * 3 + ["train.txt: 3 of 201 clips * at most 1%; mend"]
+    assert_refused(load_all, hparams, lines)
 
 
 def test_every_sample_format_is_scaled_to_one(corpus, hparams):
@@ -349,39 +335,29 @@ def test_every_sample_format_is_scaled_to_one(corpus, hparams):
         assert open_mels([clip], hparams)(clip).shape == (4, 10)
 
 
-@any_input
+PARTS = ["0.wav", "1.wav", "|", "\n", "\r\n", "\0", "tone", "..", "/", "{", "}"]
+LISTS = st.lists(st.sampled_from(PARTS), max_size=12).map("".join)
+LISTS |= st.binary(max_size=200).map(lambda content: content.decode("utf-8", "surrogateescape"))
+
+
+@pytest.mark.parametrize("lists", [LISTS, st.just("broken.wav|tone")])
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(data=st.data())
-def test_a_broken_wav_is_read_or_refused(corpus, hparams, data):
-    """Cut anywhere, with bytes of it changed: never an error that is not ours."""
+def test_any_list_and_wav_is_read_or_refused(corpus, hparams, lists, data):
+    """The wav is cut anywhere, with bytes of it changed: never an error that is not ours."""
     content = bytearray((corpus / "3.wav").read_bytes())
     for offset in data.draw(st.lists(st.integers(0, 60), max_size=4)):
         content[offset] = data.draw(st.integers(0, 255))
     (corpus / "broken.wav").write_bytes(content[: data.draw(st.integers(0, len(content)))])
-    hparams = replace(hparams, cache_mels=False)
     try:
-        (clip,) = load_list(hparams, "broken.wav|tone")
-        mel = open_mels([clip], hparams)(clip)
-    except UserError as error:
-        assert f"{corpus}/list.txt:1: {corpus}/broken.wav: " in str(error)
-    else:
-        assert mel.shape == (clip.n_frames, 10) and np.isfinite(mel).all()
-
-
-parts = ["0.wav", "1.wav", "|", "\n", "\r\n", "\0", "tone", "..", "/", "{", "}"]
-
-
-@any_input
-@hypothesis.given(
-    st.binary(max_size=200).map(lambda content: content.decode("utf-8", "surrogateescape"))
-    | st.lists(st.sampled_from(parts), max_size=12).map("".join)
-)
-def test_any_filelist_is_read_or_refused(corpus, hparams, content):
-    try:
-        clips = load_list(hparams, content)
+        clips = load_list(hparams, data.draw(lists))
+        mels = open_mels(clips, replace(hparams, cache_mels=False))
     except UserError as error:
         assert all(f"{corpus}/list.txt" in line for line in str(error).split("\n"))
     else:
-        assert all(clip.ids and clip.n_frames > 0 for clip in clips)
+        for clip in clips:
+            assert clip.ids and mels(clip).shape == (clip.n_frames, 10)
+            assert np.isfinite(mels(clip)).all()
 
 
 # The mel cache
@@ -510,10 +486,9 @@ def test_ctrl_c_while_mels_are_computed_ends_in_one_line(corpus, settings):
 
 
 def test_collate_pads_and_sorts_by_text_length():
-    lengths = [(2, 4), (5, 3), (3, 6)]
+    lengths = enumerate([(2, 4), (5, 3), (3, 6)])
     batch = collate(
-        Item(i, torch.full((n,), n), torch.full((m, 10), float(m)))
-        for i, (n, m) in enumerate(lengths)
+        [Item(i, torch.full((n,), n), torch.full((m, 10), float(m))) for i, (n, m) in lengths]
     )
     assert batch.indices == [1, 2, 0]
     assert batch.text.tolist() == [[5, 5, 5, 5, 5], [3, 3, 3, 0, 0], [2, 2, 0, 0, 0]]
