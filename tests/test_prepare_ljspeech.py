@@ -215,8 +215,6 @@ def test_all_problems_of_a_corpus_are_in_one_list_and_nothing_is_written(corpus)
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("", "one of the arguments --data_dir --corpus is required"),
-        ("--corpus c --data_dir d", "argument --data_dir: not allowed with argument --corpus"),
         ("--corpus c --archive a", "--archive a: is not used with --corpus"),
         ("--corpus c --name a+b", "--name a+b: use letters"),
         ("--corpus c --filelists_dir a+b", "--filelists_dir a+b: + joins"),
