@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,16 +27,13 @@ import train
 from cli import UserError
 from clips import load_clips, read_wav
 from data_utils import Item, MelDataset, collate, load_data, loaded, open_loaders
-from files import locked, require_space
+from files import locked
 from hparams import create_hparams
 from layers import MelSpectrogram, griffin_lim
 from mel_cache import open_mels
 from text import text_to_sequence
 
 ROOT = Path(__file__).resolve().parent.parent
-any_input = hypothesis.settings(
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
-)
 
 
 @pytest.fixture
@@ -62,35 +60,29 @@ def load_all(hparams):
     return data_utils.training_sampler(train, hparams)
 
 
-def problems(load, hparams, *arguments):
-    """The lines in which ``load`` refuses, less the folder's name."""
+def assert_refused(load, hparams, patterns):
+    """``load`` refuses in lines that start like this, but for the folder's name."""
     with pytest.raises(UserError) as error:
-        load(hparams, *arguments)
-    return str(error.value).replace(f"{hparams.data_dir}/", "").split("\n")
+        load(hparams)
+    lines = str(error.value).replace(f"{hparams.data_dir}/", "").split("\n")
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert fnmatchcase(line, f"{pattern}*")
 
 
 # Mels
 
 
-def speech_like(n_samples: int = 30_000) -> np.ndarray:
-    """Pulses through a changing filter, with faint pauses: every level and frequency occurs."""
-    rng = np.random.default_rng(0)
-    pulses = (np.arange(n_samples) % 180 == 0) + 0.01 * rng.standard_normal(n_samples)
-    voiced = np.convolve(pulses, np.exp(-np.arange(400) / 40) * np.cos(np.arange(400) / 4), "same")
-    envelope = np.clip(np.sin(np.arange(n_samples) / 3000), 0, 1)
-    faint = 1e-5 * rng.standard_normal(n_samples)
-    return (0.5 * voiced * envelope / np.abs(voiced).max() + faint).astype(np.float32)
-
-
-def hum() -> np.ndarray:
-    """Loud and low, with nothing above it: rounding errors would show there."""
-    time = np.arange(30_000) / 22050
-    return (0.9 * np.sin(2 * np.pi * (100 + 20 * time) * time)).astype(np.float32)
+def sound(n_samples: int = 15_000) -> np.ndarray:
+    """A hum, loud and low, then noise that fades away: every level and frequency occurs, and
+    nothing above the hum, where rounding errors would show."""
+    time = np.arange(n_samples) / 22050
+    hum = 0.9 * np.sin(2 * np.pi * (100 + 20 * time) * time)
+    noise = np.random.default_rng(0).standard_normal(n_samples) * np.geomspace(0.1, 1e-5, n_samples)
+    return np.concatenate([hum, noise]).astype(np.float32)
 
 
 @pytest.mark.parametrize("preset", ["nvidia", "paper"])
-@pytest.mark.parametrize("sound", [speech_like, hum])
-def test_mels_are_librosas(preset, sound):
+def test_mels_are_librosas_and_griffin_lim_inverts_them(preset):
     hparams, samples = create_hparams(preset=preset), sound()
     spectrogram = MelSpectrogram(hparams)
     ours = spectrogram(torch.from_numpy(samples))
@@ -110,15 +102,10 @@ def test_mels_are_librosas(preset, sound):
     np.testing.assert_allclose(ours, np.log(np.clip(theirs, 1e-5, None)), atol=1e-4)
     waves = torch.from_numpy(samples).reshape(3, 10_000)
     torch.testing.assert_close(spectrogram(waves)[1], spectrogram(waves[1]))
-
-
-def test_griffin_lim_gives_the_mel_back():
-    hparams = create_hparams()
-    mel = MelSpectrogram(hparams)(torch.from_numpy(speech_like()))
-    samples = griffin_lim(mel, hparams)
-    again = MelSpectrogram(hparams)(torch.from_numpy(samples))
+    samples = griffin_lim(ours, hparams)
+    again = spectrogram(torch.from_numpy(samples))
     assert np.abs(samples).max() <= 1
-    assert (again - mel[:, : again.size(1)]).abs().mean() < 0.3
+    assert (again - ours[:, : again.size(1)]).abs().mean() < 0.3
 
 
 def test_griffin_lim_takes_little_memory_with_large_pages():
@@ -127,10 +114,9 @@ def test_griffin_lim_takes_little_memory_with_large_pages():
 import device, hparams, layers, torch
 device.use_large_pages()
 hparams, cpu = hparams.create_hparams(), torch.device("cpu")
-mel = torch.randn(80, 10 * hparams.sampling_rate // hparams.hop_length) - 4
-layers.griffin_lim(mel[:, :10], hparams)  # imports what it needs
+layers.griffin_lim(torch.zeros(80, 10), hparams)  # imports what it needs
 before = device.peak_memory(cpu)
-layers.griffin_lim(mel, hparams)
+layers.griffin_lim(torch.randn(80, 800) - 4, hparams)
 print(1024 * (device.peak_memory(cpu) - before))
 """
     assert float(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT)) < 300
@@ -139,30 +125,22 @@ print(1024 * (device.peak_memory(cpu) - before))
 # Filelists and clips
 
 
-def test_lists_may_have_absolute_paths_windows_line_ends_and_a_byte_order_mark(corpus, hparams):
+def test_what_a_filelist_may_have(corpus, hparams, capsys):
+    """Absolute paths, Windows' line ends, a byte order mark, and what is noted and not used."""
     (corpus / "other.txt").write_text(f"{corpus}/9.wav|Dr. Tone\n")
     clips = load_clips(f"{corpus}/train.txt+{corpus}/other.txt", hparams)
     assert len(clips) == 9 and clips[0].path == f"{corpus}/0.wav"
     assert clips[8].location == f"{corpus}/other.txt:1"
     assert clips[8].ids == text_to_sequence("doctor tone", ["basic_cleaners"])
-    clips = load_list(hparams, "\ufeff0.wav|one\r\n\r\n1.wav|two\u2028lines\r\n")
-    assert [clip.text for clip in clips] == ["one", "two\u2028lines"]
-    assert [clip.location[-2:] for clip in clips] == [":1", ":3"]
-
-
-def test_characters_and_fields_that_are_not_used_are_noted_once(corpus, hparams, capsys):
-    lines = "0.wav|a [bracket]|LJ\n\n1.wav|another [one]\n2.wav|three | LJ \n"
-    (corpus / "train.txt").write_text(lines)
-    train, _ = load_data(hparams)
-    assert [clip.text for clip in train] == ["a [bracket]", "another [one]", "three"]
-    note = (
-        "has no symbol and is left out (in 2 texts); change the text, or add it to text/symbols.py"
-    )
-    assert capsys.readouterr().out.replace(f"{corpus}/", "").splitlines() == [
-        "note: train.txt:1: the third field, 'LJ', is not used (as in 2 of 3 lines)",
-        f"note: train.txt:1: '[' (U+005B) {note}",
-        f"note: train.txt:1: ']' (U+005D) {note}",
-    ]
+    lines = "\ufeff0.wav|a [bracket]|LJ\r\n\r\n1.wav|another\u2028[one]\r\n2.wav|three | LJ \n"
+    (corpus / "train.txt").write_text(lines, newline="")
+    clips, _ = load_data(hparams)
+    assert [clip.text for clip in clips] == ["a [bracket]", "another\u2028[one]", "three"]
+    assert [clip.location[-2:] for clip in clips] == [":1", ":3", ":4"]
+    third, *characters = capsys.readouterr().out.splitlines()
+    assert f"{corpus}/train.txt:1: the third field, 'LJ'," in third and "in 2 of 3 lines" in third
+    for line, character in zip(characters, ("'[' (U+005B)", "']' (U+005D)"), strict=True):
+        assert f"{corpus}/train.txt:1: {character} has no symbol" in line and "in 2 texts" in line
 
 
 @pytest.fixture
@@ -171,8 +149,7 @@ def bad_wavs(corpus):
     sounds = {
         "stereo": np.stack([tone, tone], 1),
         "empty": tone[:0],
-        "short": tone[:220],
-        "nearly": tone[:1101],
+        "short": tone[:1101],
         "silent": np.zeros(9000),
         "constant": np.full(9000, 0.5),
         "loud": np.sign(tone) * 3,
@@ -184,44 +161,35 @@ def bad_wavs(corpus):
         soundfile.write(corpus / f"{name}.wav", tone, 22050, format=name)
     soundfile.write(corpus / "rate.wav", tone, 16000)
     (corpus / "noise.wav").write_bytes(b"this is not sound")
-    whole = (corpus / "0.wav").read_bytes()
-    (corpus / "cut.wav").write_bytes(whole[: len(whole) // 2])
     for name, other in (("again", 0), ("leak", 10)):
         (corpus / f"{name}1.wav").symlink_to(corpus / f"{other}.wav")
         (corpus / f"{name}2.wav").hardlink_to(corpus / f"{other + 1}.wav")
 
 
-# Lines of a filelist, and what is wrong with them
-NO_SPEECH = "has nothing to speak once cleaned; mend or remove it"
-RATE = "sampling rate 16000 Hz; resample it to 22050 Hz, or set sampling_rate"
-SHORT = "samples, too short for a mel; remove the line, or use a"
-CUT = "has 2,183 of the 4,410 bytes of samples that its header names; copy or convert it again, or"
+# Lines of a filelist, and patterns of what is wrong with them
 BAD_LINES = {
     "0.wav": "'0.wav' is not path|text; write a path, one |, and the text",
     "0.wav|a|b|c": "'0.wav|a|b|c' is not path|text",
     "0.wav|caf\udce9": "byte 0xe9 is not UTF-8; save as UTF-8",
     "99.wav|ok": "99.wav: no such file; mend its line, or set data_dir",
     "stereo.wav|ok": "stereo.wav: 2 channels; mix it down to mono",
-    "rate.wav|ok": f"rate.wav: {RATE}",
-    "short.wav|ok": f"short.wav: 220 {SHORT} clip of 1102",
-    "nearly.wav|ok": f"nearly.wav: 1101 {SHORT} clip of 1102 samples or more",
-    "empty.wav|ok": f"empty.wav: 0 {SHORT} clip of 1102",
-    "noise.wav|ok": "noise.wav: not a readable sound file",
+    "rate.wav|ok": "rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz, or set ",
+    "short.wav|ok": "short.wav: 1101 samples, too short for a mel; remove * 1102 samples or more",
+    "empty.wav|ok": "empty.wav: 0 samples, too short for a mel; remove * 1102 samples or more",
+    "noise.wav|ok": "noise.wav: not a readable sound file (*); replace it",
     "AIFF.wav|ok": "AIFF.wav: is AIFF; convert it to wav or flac",
     "RF64.wav|ok": "RF64.wav: is RF64; convert it to wav or flac",
     "AU.wav|ok": "AU.wav: is AU; convert it to wav or flac",
-    "cut.wav|ok": f"cut.wav: cut off: {CUT} remove the line",
-    "2.wav|": f"text '' {NO_SPEECH}",
-    "2.wav|...!": f"text '...!' {NO_SPEECH}",
+    "2.wav|": "text '' has nothing to speak once cleaned; mend or remove it",
+    "2.wav|...!": "text '...!' has nothing to speak",
     "2.wav|say {QQ}": "'QQ' in braces is not an ARPAbet phone; use ",
     "2.wav|a": "text 'a' is one symbol; training needs two or more",
-    "2.wav|" + "a " * 300: "text of 599 symbols, above max_text_length=500; split the clip, remove "
-    "its line, or raise the setting",
-    "rate.wav|": f"rate.wav: {RATE}; and: text '' {NO_SPEECH}",
+    "2.wav|" + "a " * 300: "text of 599 symbols, above max_text_length=500; split * raise",
+    "rate.wav|": "rate.wav: sampling rate 16000 Hz; *; and: text '' has nothing to speak",
 }
 BAD_SAMPLES = {
     "constant.wav|ok": "constant.wav: is silent (peak 0.5); remove its line",
-    "loud.wav|ok": "loud.wav: has a sample of 3, beyond [-1, 1]; scale it down",
+    "loud.wav|ok": "loud.wav: has a sample of 3, beyond *; scale it down",
     "nan.wav|ok": "nan.wav: has samples that are not finite; replace it",
     "silent.wav|ok": "silent.wav: is silent (peak 0); remove its line",
 }
@@ -229,47 +197,33 @@ BAD_IN_TRAINING = {
     "./0.wav|ok": "0.wav is on train.txt:1 too; keep one",
     "again1.wav|ok": "again1.wav is on train.txt:1 too; keep one",
     "again2.wav|ok": "again2.wav is on train.txt:3 too; keep one",
-    "9.wav|ok": "9.wav is in validation too (val.txt:1); keep one of the lines",
-    "leak1.wav|ok": "leak1.wav is in validation too (val.txt:2); keep one of the lines",
-    "leak2.wav|ok": "leak2.wav is in validation too (val.txt:3); keep one of the lines",
+    "9.wav|ok": "9.wav is in validation too (val.txt:1); keep one",
+    "leak1.wav|ok": "leak1.wav is in validation too (val.txt:2); keep one",
+    "leak2.wav|ok": "leak2.wav is in validation too (val.txt:3); keep one",
     "7.wav|ok": "7.wav has 40 frames, above the batch capacity of 39; set batch_capacity=40 or ",
 }
 
 
-def assert_refused(hparams, train, val):
-    """The lines, which follow three good ones, are named with their problems."""
-    expected = []
-    for name, good, lines in (
-        ("train.txt", ["0.wav|ok", "", "1.wav|ok"], train),
-        ("val.txt", ["9.wav|ok", "10.wav|ok", "11.wav|ok"], val),
-    ):
-        content = "\n".join([*good, *lines])
-        Path(hparams.data_dir, name).write_text(content, errors="surrogateescape")
-        expected += [f"{name}:{n}: {problem}" for n, problem in enumerate(lines.values(), 4)]
-    if len(expected) > 20:
-        expected.append(f"{len(expected)} problems")
-    for line, start in zip(problems(load_all, hparams), expected, strict=True):
-        assert line.startswith(start)
+def write_list(path, good, bad):
+    """Write a filelist of good and bad lines; the patterns of its problems."""
+    path.write_text("\n".join([*good, *bad]), errors="surrogateescape")
+    return [f"{path.name}:{n}: {pattern}" for n, pattern in enumerate(bad.values(), len(good) + 1)]
 
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_everything_that_is_wrong_is_in_one_report(corpus, bad_wavs, hparams, cache):
     """Lists, texts, headers and samples, of both sets."""
     hparams = replace(hparams, cache_mels=cache, batch_capacity=39)
-    assert_refused(hparams, BAD_LINES | BAD_IN_TRAINING, BAD_LINES | BAD_SAMPLES)
-    assert_refused(hparams, BAD_SAMPLES, {})
+    train, val, good = corpus / "train.txt", corpus / "val.txt", ["0.wav|ok", "", "1.wav|ok"]
+    assert_refused(load_all, hparams, write_list(train, good, BAD_SAMPLES))
+    expected = write_list(train, good, BAD_LINES | BAD_IN_TRAINING)
+    good = ["9.wav|ok", "10.wav|ok", "11.wav|ok"]
+    expected += write_list(val, good, BAD_LINES | BAD_SAMPLES)
+    assert_refused(load_all, hparams, [*expected, f"{len(expected)} problems"])
     assert not list(corpus.glob("cache/*.*"))
-    (corpus / "val.txt").unlink()
-    (corpus / "train.txt").write_text("99.wav|ok\n0.wav|ok")
-    unread, line = problems(load_all, hparams)
-    assert unread.startswith("filelist 'val.txt': No such file or directory; scripts/prepare")
-    assert line == f"train.txt:1: {BAD_LINES['99.wav|ok']}"
-    assert problems(load_list, hparams, "99.wav|ok") == [f"list.txt:1: {BAD_LINES['99.wav|ok']}"]
-    assert problems(load_list, hparams, "") == ["list.txt: has no clips; write lines of path|text"]
-
-
-CAPACITY = "train.txt:8: 7.wav has 40 frames, above the batch capacity of"
-MORE = "set batch_capacity_seconds=0.51 or more, or remove the line"
+    val.unlink()
+    expected = write_list(train, ["0.wav|ok"], {"99.wav|ok": BAD_LINES["99.wav|ok"]})
+    assert_refused(load_all, hparams, ["filelist 'val.txt': No such file *prepare_", *expected])
 
 
 @pytest.mark.parametrize(
@@ -281,19 +235,13 @@ MORE = "set batch_capacity_seconds=0.51 or more, or remove the line"
         ("n_symbols", 99, "setting n_symbols=99: use 148 or more"),
         ("mel_cache_dir", "0.wav", "0.wav: cannot be written (File exists); set mel_cache_dir to"),
         ("training_files", "no.txt", "filelist 'no.txt': No such file or directory; scripts/prep"),
-        ("training_files", "cache", "filelist 'cache': Is a directory; scripts/prepare_ljspeech"),
         ("training_files", "", "filelist '': Is a directory; scripts/prepare_ljspeech"),
         ("training_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
         ("validation_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
-        ("training_files", "train.txt+./train.txt", "filelist './train.txt': is named twice in "),
-        (
-            "training_files",
-            "train.txt+val.txt+a/../val.txt",
-            "filelist 'a/../val.txt': is named twice ",
-        ),
-        ("batch_capacity_seconds", 0.48, f"{CAPACITY} 38; {MORE}"),
-        ("batch_capacity_seconds", 0.47, f"{CAPACITY} 37, and 1 more clip is; {MORE}s"),
-        ("batch_capacity_seconds", 0.2, f"{CAPACITY} 15, and 5 more clips are; {MORE}s"),
+        ("training_files", "val.txt+a/../val.txt", "filelist 'a/../val.txt': is named twice "),
+        ("batch_capacity_seconds", 0.48, "train.txt:8: 7.wav has 40 frames, * 38; set *s=0.51 or"),
+        ("batch_capacity_seconds", 0.47, "train.txt:8: * 37, and 1 more clip is; set *s=0.51 or"),
+        ("batch_capacity_seconds", 0.2, "train.txt:8: * 15, and 5 more clips are; set *s=0.51 or"),
         ("batch_size", 9, "setting batch_size=9: train.txt has 8 clips; use at most 8"),
     ],
 )
@@ -301,41 +249,35 @@ def test_a_wrong_setting_is_one_line(corpus, hparams, monkeypatch, setting, valu
     monkeypatch.chdir(corpus)
     (corpus / "cache").mkdir()
     (corpus / "empty.txt").write_text("\n\n")
-    (line,) = problems(load_all, replace(hparams, **{setting: value}))
-    assert line.startswith(problem)
+    assert_refused(load_all, replace(hparams, **{setting: value}), [problem])
 
 
 def test_the_capacity_that_a_refusal_names_is_enough_and_is_of_frames(hparams, clips):
-    for seconds in (0.51, 1.0):
-        sampler = load_all(replace(hparams, batch_capacity_seconds=seconds))
-        for indices in sampler.plan:
-            assert len(indices) * max(clips[i].n_frames for i in indices) <= seconds * 22050 / 276
+    for indices in load_all(replace(hparams, batch_capacity_seconds=0.51)).plan:
+        assert len(indices) * max(clips[i].n_frames for i in indices) <= 0.51 * 22050 / 276
 
 
-COMMENTS = b"INFO" + (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4) * 300
-
-
-@pytest.mark.parametrize(
-    ("options", "metadata", "problem"),
-    [
-        ({"format": "WAV"}, b"", r"cut off: has 3,410 of the 4,410 bytes"),
-        ({"format": "WAV"}, b"LIST" + len(COMMENTS).to_bytes(4, "little") + COMMENTS, "cut off: "),
-        ({"format": "WAV", "endian": "BIG"}, b"", "cut off: has 3,410 of the 4,410 bytes"),
-        ({"format": "WAVEX"}, b"", "cut off: has 3,410 of the 4,410 bytes"),
-        ({"format": "FLAC"}, b"", "not a readable|not as long as"),
-    ],
-)
-def test_a_cut_is_noticed(corpus, hparams, options, metadata, problem):
+def test_a_cut_is_noticed(corpus, hparams):
+    comments = b"INFO" + (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4) * 300
+    comments = b"LIST" + len(comments).to_bytes(4, "little") + comments
+    cut = r"cut off: has 3,410 of the 4,410 bytes .*; copy or convert it again"
     path = corpus / "x.wav"
-    write_tone(path, 0.1, subtype="PCM_16", **options)
-    whole = path.read_bytes()
-    whole = whole[:36] + metadata + whole[36:]
-    path.write_bytes(whole)
-    (clip,) = load_list(hparams, "x.wav|tone")
-    assert open_mels([clip], hparams)(clip).shape == (clip.n_frames, 10)
-    path.write_bytes(whole[:-1000])
-    with pytest.raises(UserError, match=rf"x\.wav: ({problem})"):
-        open_mels(load_list(hparams, "x.wav|tone"), hparams)
+    for name, endian, metadata, problem in (
+        ("WAV", "FILE", b"", cut),
+        ("WAV", "FILE", comments, cut),
+        ("WAV", "BIG", b"", cut),
+        ("WAVEX", "FILE", b"", cut),
+        ("FLAC", "FILE", b"", "not a readable|not as long as"),
+    ):
+        write_tone(path, 0.1, subtype="PCM_16", format=name, endian=endian)
+        whole = path.read_bytes()
+        whole = whole[:36] + metadata + whole[36:]
+        path.write_bytes(whole)
+        (clip,) = load_list(hparams, "x.wav|tone")
+        assert open_mels([clip], hparams)(clip).shape == (clip.n_frames, 10)
+        path.write_bytes(whole[:-1000])
+        with pytest.raises(UserError, match=rf"x\.wav: ({problem})"):
+            open_mels(load_list(hparams, "x.wav|tone"), hparams)
 
 
 def record_runs(monkeypatch, room):
@@ -365,78 +307,59 @@ def test_up_to_one_percent_of_bad_clips_can_be_skipped(
         checked.clear()
         train, val = load_data(hparams)
         assert [Path(clip.path).name for clip in train] == [*names[:7], names[8], *names[10:]]
-        assert capsys.readouterr().out.replace(f"{corpus}/", "").splitlines() == [
-            "skipped: train.txt:8: silent.wav: is silent (peak 0); remove its line",
-            "skipped: train.txt:10: gone.wav: no such file; mend its line, or set data_dir",
-            "skipped 2 of the 200 clips of train.txt",
-        ]
+        out = capsys.readouterr().out.replace(f"{corpus}/", "")
+        assert fnmatchcase(
+            out, "*train.txt:8: silent.wav: *\n*train.txt:10: gone.wav: *\n*2 of the 200 *"
+        )
         # Samples that are cached were checked when their mels were computed.
         assert [len(run) for run in checked] == ([1, 0] if cache and again else [199, 4])
         open_mels([*train, *val], hparams)
     with open(corpus / "train.txt", "a") as file:
         file.write("stereo.wav|tone")
-    assert problems(load_all, hparams)[3:] == [
-        "train.txt: 3 of 201 clips cannot be used, and on_bad_clip=skip leaves out at most 1%; "
-        "mend them"
-    ]
+    lines = ["*"] * 3 + ["train.txt: 3 of 201 clips * at most 1%; mend"]
+    assert_refused(load_all, hparams, lines)
 
 
 @pytest.mark.parametrize(
-    ("subtype", "step"),
-    [("PCM_U8", 2**-7), ("PCM_16", 2**-15), ("PCM_24", 2**-23), ("PCM_32", 2**-31),
-     ("FLOAT", 2**-24), ("DOUBLE", 2**-24)],
-)  # fmt: skip
-def test_every_sample_format_is_scaled_to_one(corpus, hparams, subtype, step):
+    ("subtype", "bits"),
+    [("PCM_U8", 7), ("PCM_16", 15), ("PCM_24", 23), ("PCM_32", 31), ("FLOAT", 24), ("DOUBLE", 24)],
+)
+def test_every_sample_format_is_scaled_to_one(corpus, hparams, subtype, bits):
     """In clips of one window, the shortest there are."""
     samples = 0.9 * np.sin(np.arange(1102) / 20)
     soundfile.write(corpus / "x.wav", samples, 22050, subtype=subtype)
-    read = read_wav(str(corpus / "x.wav"))
-    assert read.dtype == np.float32
-    np.testing.assert_allclose(read, samples, atol=step + 2**-24)
     (clip,) = load_list(hparams, "x.wav|ok")
-    assert open_mels([clip], hparams)(clip).shape == (4, 10)
+    read = read_wav(clip.path)
+    assert read.dtype == np.float32 and open_mels([clip], hparams)(clip).shape == (4, 10)
+    np.testing.assert_allclose(read, samples, atol=2**-bits + 2**-24)
 
 
-@any_input
+PARTS = ["0.wav", "1.wav", "|", "\n", "\r\n", "\0", "tone", "..", "/", "{", "}"]
+LISTS = st.lists(st.sampled_from(PARTS), max_size=12).map("".join)
+LISTS |= st.binary(max_size=200).map(lambda content: content.decode("utf-8", "surrogateescape"))
+
+
+@pytest.mark.parametrize("lists", [LISTS, st.just("broken.wav|tone")])
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(data=st.data())
-def test_a_broken_wav_is_read_or_refused(corpus, hparams, data):
-    """Cut anywhere, with bytes of it changed: never an error that is not ours."""
+def test_any_list_and_wav_is_read_or_refused(corpus, hparams, lists, data):
+    """The wav is cut anywhere, with bytes of it changed: never an error that is not ours."""
     content = bytearray((corpus / "3.wav").read_bytes())
     for offset in data.draw(st.lists(st.integers(0, 60), max_size=4)):
         content[offset] = data.draw(st.integers(0, 255))
     (corpus / "broken.wav").write_bytes(content[: data.draw(st.integers(0, len(content)))])
-    hparams = replace(hparams, cache_mels=False)
     try:
-        (clip,) = load_list(hparams, "broken.wav|tone")
-        mel = open_mels([clip], hparams)(clip)
-    except UserError as error:
-        assert f"{corpus}/list.txt:1: {corpus}/broken.wav: " in str(error)
-    else:
-        assert mel.shape == (clip.n_frames, 10) and np.isfinite(mel).all()
-
-
-parts = ["0.wav", "1.wav", "|", "\n", "\r\n", "\0", "tone", "..", "/", "{", "}"]
-
-
-@any_input
-@hypothesis.given(
-    st.binary(max_size=200).map(lambda content: content.decode("utf-8", "surrogateescape"))
-    | st.lists(st.sampled_from(parts), max_size=12).map("".join)
-)
-def test_any_filelist_is_read_or_refused(corpus, hparams, content):
-    try:
-        clips = load_list(hparams, content)
+        clips = load_list(hparams, data.draw(lists))
+        mels = open_mels(clips, replace(hparams, cache_mels=False))
     except UserError as error:
         assert all(f"{corpus}/list.txt" in line for line in str(error).split("\n"))
     else:
-        assert all(clip.ids and clip.n_frames > 0 for clip in clips)
+        for clip in clips:
+            assert clip.ids and mels(clip).shape == (clip.n_frames, 10)
+            assert np.isfinite(mels(clip)).all()
 
 
 # The mel cache
-
-
-def cache_size(corpus):
-    return sum(path.stat().st_size for path in corpus.glob("cache/*.*"))
 
 
 def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips, monkeypatch):
@@ -454,55 +377,38 @@ def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips, monkeypat
         mels = open_mels(some, hparams)
         assert computed == [missing] * bool(missing)
         for clip in some:
-            assert mels(clip).shape == (clip.n_frames, 10)
             np.testing.assert_array_equal(mels(clip), fresh(clip))
-    assert cache_size(corpus) < 40 * sum(clip.n_frames for clip in clips) + 3000
     computed.clear()
     open_mels(clips, replace(hparams, batching_strategy="RAND"))
-    assert not computed
     open_mels(clips, replace(hparams, mel_fmax=7000.0))
-    time.sleep(0.01)
-    write_tone(corpus / "0.wav", 0.1)
     before = set(corpus.glob("cache/*.mels"))
+    write_tone(corpus / "0.wav", 0.1)
+    os.utime(corpus / "0.wav", (0, 0))
     changed = load_clips(hparams.training_files, hparams)
     open_mels(changed, hparams)
     assert computed == [clips, changed[:1]] and before < set(corpus.glob("cache/*.mels"))
 
 
-def with_float64_mels(content):
-    header, _, mels = content.partition(b"\n")
-    return header + b"\n" + np.frombuffer(mels, np.float32).astype(np.float64).tobytes()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: b"",
-        lambda content: b"damaged",
-        lambda content: content[:-100],
-        lambda content: content.replace(b"/0.wav", b"/1.wav", 1),
-        with_float64_mels,
-    ],
-)
-def test_a_damaged_cache_is_rebuilt(corpus, hparams, clips, damage):
+def test_a_damaged_cache_is_rebuilt(corpus, hparams, clips):
     expected = open_mels(clips, hparams)(clips[0])
     (path,) = corpus.glob("cache/*.mels")
     content = path.read_bytes()
-    path.write_bytes(damage(content))
-    np.testing.assert_array_equal(open_mels(clips, hparams)(clips[0]), expected)
-    assert path.read_bytes() == content
+    header, _, mels = content.partition(b"\n")
+    as_float64 = header + b"\n" + np.frombuffer(mels, np.float32).astype(np.float64).tobytes()
+    other_clip = content.replace(b"/0.wav", b"/1.wav", 1)
+    for damaged in (b"", b"damaged", content[:-100], other_clip, as_float64):
+        path.write_bytes(damaged)
+        np.testing.assert_array_equal(open_mels(clips, hparams)(clips[0]), expected)
+        assert path.read_bytes() == content
 
 
 def test_runs_at_once_wait_for_each_other_and_compute_each_clip_once(corpus, hparams, capfd):
     clips = load_clips(f"{corpus}/train.txt+{corpus}/val.txt", hparams)
-    processes = [
-        multiprocessing.Process(target=open_mels, args=(some, hparams))
-        for some in (clips[:8], clips[4:], clips)
-    ]
-    printed = ""
+    printed, processes = "", []
     with locked(corpus / "cache"):
-        for process in processes:
-            process.start()
+        for some in (clips[:8], clips[4:], clips):
+            processes.append(multiprocessing.Process(target=open_mels, args=(some, hparams)))
+            processes[-1].start()
         while printed.count(f"in use by process {os.getpid()}; waiting for its end\n") < 3:
             assert all(process.is_alive() for process in processes)
             printed += capfd.readouterr().out
@@ -512,43 +418,39 @@ def test_runs_at_once_wait_for_each_other_and_compute_each_clip_once(corpus, hpa
         process.join()
         assert process.exitcode == 0
     assert not mel_cache.MelCache(hparams).missing(clips)
-    assert cache_size(corpus) < 40 * sum(clip.n_frames for clip in clips) + 3000
+    n_bytes = sum(path.stat().st_size for path in corpus.glob("cache/*.*"))
+    assert n_bytes < 40 * sum(clip.n_frames for clip in clips) + 3000
 
 
 def test_too_little_space_is_said_before_any_mel_is_computed(corpus, hparams, clips, monkeypatch):
-    with pytest.raises(UserError, match=r"new/a: 1000000000\.00 GB needed .* free some, or go$"):
-        require_space(corpus / "new" / "a", 1e18, "go")
-    require_space(corpus / "new" / "a", 1, "go")
-    computed = record_runs(monkeypatch, mel_cache)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(UserError, match="free some, or set mel_cache_dir to a larger disk, or "):
+    with pytest.raises(UserError, match=r"0\.00 GB needed .*, or set mel_cache_dir to a larger "):
         open_mels(clips, hparams)
-    assert not computed and not (corpus / "cache").exists()
+    assert not (corpus / "cache").exists()
 
 
 def test_train_says_what_the_cache_takes_and_which_files_are_stale(
-    corpus, settings, hparams, monkeypatch, capsys
+    corpus, settings, hparams, run, monkeypatch, capsys
 ):
-    (corpus / "cache").mkdir()
+    cache = corpus / "cache"
+    cache.mkdir()
     old = ["0123456789abcdef.f32", "0123456789abcdef.f32.part"]  # of earlier versions
     for name in (*old, "mine.f32"):
-        (corpus / "cache" / name).write_bytes(bytes(100_000))
+        (cache / name).write_bytes(bytes(100_000))
     clips = load_clips(f"{corpus}/train.txt+{corpus}/val.txt", hparams)
     open_mels(clips[:2], replace(hparams, mel_fmax=7000.0))
-    (stale,) = corpus.glob("cache/*.mels")
+    before = {path: path.read_bytes() for path in cache.iterdir()}
+    (stale,) = cache.glob("*.mels")
     open_mels(clips[3:8], hparams)
-    before = {path: path.read_bytes() for path in corpus.glob("cache/*.*")}
-    arguments = ["train.py", "-o", str(corpus / "run"), "--hparams", settings]
-    monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.setattr(train, "MelDataset", lambda *_: sys.exit("enough"))
-    with pytest.raises(SystemExit, match="enough"):
-        train.main()
-    used = set(corpus.glob("cache/*.mels")) - {stale}
-    assert len(used) == 2 and capsys.readouterr().out.splitlines()[-1] == (
-        f"mel cache {corpus}/cache: {sum(p.stat().st_size for p in used) / 1e6:.1f} MB, "
-        f"{40 * sum(clip.n_frames for clip in clips) / 1e6:.1f} MB of it for this run; 0.2 MB more "
-        f"that only other runs may need: {', '.join([*old, stale.name])}"
+    assert run("run", settings) == "enough"
+    used = [path.stat().st_size for path in cache.glob("*.mels") if path != stale]
+    sizes = sum(used) / 1e6, 40 * sum(clip.n_frames for clip in clips) / 1e6
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert (
+        len(used) == 2 and "mel cache {}: {:.1f} MB, {:.1f} MB of it".format(cache, *sizes) in line
     )
+    assert " 0.2 MB more " in line and line.endswith(f": {', '.join([*old, stale.name])}")
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
@@ -576,12 +478,10 @@ def test_ctrl_c_while_mels_are_computed_ends_in_one_line(corpus, settings):
 
 
 def test_collate_pads_and_sorts_by_text_length():
-    lengths = [(2, 4), (5, 3), (3, 6)]
-    items = [
-        Item(i, torch.full((n,), n), torch.full((m, 10), float(m)))
-        for i, (n, m) in enumerate(lengths)
-    ]
-    batch = collate(items)
+    lengths = enumerate([(2, 4), (5, 3), (3, 6)])
+    batch = collate(
+        [Item(i, torch.full((n,), n), torch.full((m, 10), float(m))) for i, (n, m) in lengths]
+    )
     assert batch.indices == [1, 2, 0]
     assert batch.text.tolist() == [[5, 5, 5, 5, 5], [3, 3, 3, 0, 0], [2, 2, 0, 0, 0]]
     assert batch.text_lengths.tolist() == [5, 3, 2] and batch.mel_lengths.tolist() == [3, 6, 4]
@@ -630,21 +530,18 @@ def test_loaders_follow_the_plan_and_end_with_their_context(corpus, hparams, cli
 @pytest.mark.parametrize("cache", [False, True])
 @pytest.mark.parametrize("change", ["removed", "replaced", "cut"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_file_that_changes_while_training_is_named(corpus, hparams, cache, change, workers):
+def test_a_file_that_changes_while_training_is_named(hparams, clips, cache, change, workers):
     hparams = replace(hparams, cache_mels=cache, num_workers=workers)
-    clips = load_clips(hparams.training_files, hparams)
     data = MelDataset(clips, open_mels(clips, hparams))
-    (path,) = corpus.glob("cache/*.mels") if cache else [corpus / "3.wav"]
+    (path,) = Path(hparams.mel_cache_dir).glob("*.mels") if cache else [Path(clips[3].path)]
     with open_loaders(data, [[0, 1], [2, 3]], data, [], hparams) as (loader, _):
         assert len(list(loaded(loader))) == 2
         content = path.read_bytes()
         path.unlink()
         if change != "removed":
             path.write_bytes(content if change == "replaced" else content[: len(content) // 2])
-        with pytest.raises(UserError) as error:
+        with pytest.raises(UserError, match=f"{path}: changed or removed .*; run again"):
             list(loaded(loader))
-    since = "while in use; run again to rebuild it" if cache else "since it was checked; run again"
-    assert str(error.value) == f"{path}: changed or removed {since}"
 
 
 def test_validation_batches_depend_on_no_batching_setting(settings, clips):
