@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from unittest.mock import Mock
 
 import pytest
 from matplotlib.figure import Figure
@@ -17,8 +16,7 @@ from hparams import HParams
 from scripts import compare_runs, figures, runs, tables
 from scripts.paper import EXPERIMENTS, PAPER, experiment_name, experiment_settings
 
-CPU = {"device": "CPU: a fast one", "threads": 2, "decoder": "scan", "precision": "fp32"}
-CPU |= {"torch": "2.13.0"}
+CPU = {"device": "CPU", "threads": 2, "decoder": "scan", "precision": "fp32", "torch": "2.13"}
 EPOCH = {"event": "epoch", "zpr": 0.1, "abl": 50.0, "n_batches": 4, "total_length": 1000}
 EPOCH |= {"peak_memory_gib": 1.0}
 FIVE = [1.0] * 5
@@ -117,11 +115,10 @@ def test_losses_are_smoothed_and_averaged_as_far_as_they_are_known(tmp_path, out
 
 
 def test_errors_are_standard_errors_over_seeds_of_all_folders(tmp_path, output_of):
-    folders = [tmp_path / f"series{seed}" for seed in range(3)]
-    for seed, folder in enumerate(folders):
-        write_run(folder, "RAND", seed, [seed + 1.0] * 5, minutes=seed + 1.0)
-        write_run(folder, "SB", seed, minutes=(seed + 1.0) * (0.5 + 0.1 * seed))
-    rows = rows_of(output_of(tables, *folders, "--output", tmp_path / "tables"))
+    for seed in range(3):
+        write_run(tmp_path / f"{seed}", "RAND", seed, [seed + 1.0] * 5, minutes=seed + 1.0)
+        write_run(tmp_path / f"{seed}", "SB", seed, minutes=(seed + 1.0) * (0.5 + 0.1 * seed))
+    rows = rows_of(output_of(tables, *tmp_path.iterdir(), "--output", tmp_path / "tables"))
     assert rows["RAND"]["Seeds"] == "3" and rows["RAND"]["VL3"] == "2.000 ± 0.577 (0.312)"
     # 0.5, 1.2 and 2.1 minutes against 1, 2 and 3: 36.7 % less, the relative errors added in square.
     error = 100 * 1.9 / 3 * ((0.8020806 / 3**0.5 / (3.8 / 3)) ** 2 + (1 / 3**0.5 / 2) ** 2) ** 0.5
@@ -198,9 +195,9 @@ def test_rand_in_anothers_time_is_its_loss_when_the_other_ends(tmp_path, output_
         write_run(tmp_path, name, 0, losses, minutes)
     printed = output_of(tables, tmp_path)
     # After 7.5 epochs the mean of the loss then, 7.25, and two epochs before, 8.25; to 6.5.
-    assert "| RAND in SSB-BR's time → SSB-BR | lower | -16.1 |" in printed
-    assert "| RAND in BKT-BR's time → BKT-BR | lower | +0.0 |" in printed  # RAND has ended before
-    assert "| RAND in ATS-BR's time → ATS-BR | lower | +0.0 |" in printed
+    # In BKT-BR's time RAND has ended before.
+    for name, change in (("SSB-BR", "-16.1"), ("BKT-BR", "+0.0"), ("ATS-BR", "+0.0")):
+        assert f"| RAND in {name}'s time → {name} | lower | {change} |" in printed
 
 
 @pytest.mark.parametrize(
@@ -209,7 +206,7 @@ def test_rand_in_anothers_time_is_its_loss_when_the_other_ends(tmp_path, output_
         ([{}, {}, {}], None),
         # The first two are RAND's, whose first seed is the first to be named.
         ([{}, {}, {"decoder": "reference"}], "{1} trained with decoder=scan; {2} trained with "),
-        ([{}, {"device": "H100"}, {}], "{0}, {2} trained with device=CPU: a fast one; {1} train"),
+        ([{}, {"device": "H100"}, {}], "{0}, {2} trained with device=CPU; {1} train"),
         ([{}, {"threads": 1, "torch": "2.14"}, {}], "threads=1, torch=2.14"),
         ([{"precision": "tf32"}, {}, {}], "{0} trained with precision=tf32; {1}, {2} trained with"),
         # Older records have no start: the decoder and the precision are those of the settings.
@@ -243,11 +240,10 @@ def test_a_resumed_run_has_the_conditions_of_both_parts(tmp_path, output_of):
     (path / "metrics.jsonl").write_text("\n".join([*records, start, ""]))
     assert "not compared" not in output_of(tables, tmp_path)  # no epoch has followed yet
     (path / "metrics.jsonl").write_text("\n".join([*records[:8], start, *records[8:], ""]))
-    assert f"{path} trained with device=CPU: a fast one; {path} " in output_of(tables, tmp_path)
+    assert f"{path} trained with device=CPU; {path} " in output_of(tables, tmp_path)
 
 
-@pytest.mark.parametrize("program", [figures, tables])
-def test_runs_that_do_not_compare_are_refused(tmp_path, output_of, program):
+def test_runs_that_do_not_compare_are_refused(tmp_path, output_of):
     write_run(tmp_path / "a")
     for folder, experiment, seed, changed, message in (
         ("b", "RAND", 0, {}, "seed0: are both RAND with seed 0; name folders"),
@@ -256,10 +252,11 @@ def test_runs_that_do_not_compare_are_refused(tmp_path, output_of, program):
         ("e", "SB", 0, {"frames": 541}, "has 540 frames in the first and 541 in the second"),
     ):
         write_run(tmp_path / folder, experiment, seed, **changed)
-        with pytest.raises(UserError, match=message):
-            output_of(program, tmp_path / "a", tmp_path / folder)
+        for program in (figures, tables):
+            with pytest.raises(UserError, match=message):
+                output_of(program, tmp_path / "a", tmp_path / folder)
     with pytest.raises(UserError, match=f"--timing {tmp_path}/e/.*540 frames .* 541"):
-        output_of(program, tmp_path / "a", "--timing", tmp_path / "e")
+        output_of(tables, tmp_path / "a", "--timing", tmp_path / "e")
 
 
 @pytest.mark.parametrize("program", [compare_runs, figures, tables])
@@ -281,8 +278,8 @@ def test_what_cannot_be_read_is_named(tmp_path, output_of, program):
 
 def test_a_closed_pipe_leaves_the_tables_written(tmp_path, monkeypatch, output_of):
     write_run(tmp_path)
-    monkeypatch.setattr("builtins.print", Mock(side_effect=BrokenPipeError))
-    with pytest.raises(BrokenPipeError):
+    monkeypatch.setattr("builtins.print", None)  # cannot be called
+    with pytest.raises(TypeError):
         output_of(tables, tmp_path)
     assert len(list((tmp_path / "tables").iterdir())) == 5
 
@@ -347,21 +344,18 @@ def test_compare_runs_finds_the_runs_of_a_series(tmp_path, output_of):
     assert other["time"] == "–" and "other/RAND/seed0" in rows
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"frames": 541}, "RAND/seed0 and SB/seed0: times are not compared: an epoch has 540"),
-        ({"precision": "bf16"}, "precision is fp32 in the first and bf16 in the second"),
-        ({"start": {"threads": 16}}, "SSB/seed0 trained with threads=2; {} with threads=16"),
-    ],
-)
-def test_compare_runs_compares_times_in_equal_conditions(tmp_path, output_of, changed, reason):
+def test_compare_runs_compares_times_in_equal_conditions(tmp_path, output_of):
     first = write_run(tmp_path, "RAND", start={})
     same = {"start": {}, "lrf": 0.5, "batch_size": 8, "epochs_per_validation": 1}
     write_run(tmp_path, "SSB", minutes=2.0, **same)
-    other = write_run(tmp_path, "SB", minutes=2.0, **{"start": {}, **changed})
-    printed = output_of(compare_runs, first, tmp_path / "SSB", other)
-    times = [row["time"] for row in rows_of(printed).values()]
-    assert times == ["+0.0 %", "+100.0 %", "–"]
-    note = printed.splitlines()[-1]
-    assert "times are not compared: " in note and reason.format(f"{other} trained") in note
+    for seed, changed, reason in (
+        (0, {"frames": 541}, "RAND/seed0 and SB/seed0: times are not compared: an epoch has 540"),
+        (1, {"precision": "bf16"}, "precision is fp32 in the first and bf16 in the second"),
+        (2, {"start": {"threads": 16}}, "SSB/seed0 trained with threads=2; {} with threads=16"),
+    ):
+        other = write_run(tmp_path, "SB", seed, minutes=2.0, **{"start": {}, **changed})
+        printed = output_of(compare_runs, first, tmp_path / "SSB", other)
+        times = [row["time"] for row in rows_of(printed).values()]
+        note = printed.splitlines()[-1]
+        assert times == ["+0.0 %", "+100.0 %", "–"]
+        assert "times are not compared: " in note and reason.format(f"{other} trained") in note
