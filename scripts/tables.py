@@ -75,8 +75,11 @@ def table1(results: Results) -> str:
 def table2(results: Results) -> str:
     """Efficiency and validation losses; and what the paper has no column for."""
     epochs, notes = results.epochs, results.notes
-    names = dict.fromkeys([*EXPERIMENTS, *results.values])
-    seeds = {name: len(results.values.get(name, {}).get("abl", [])) for name in names}
+    rows, beyond = [], []
+    for name in dict.fromkeys([*EXPERIMENTS, *results.values]):
+        seeds = len(results.values.get(name, {}).get("abl", []))
+        rows.append([name, str(seeds), *cells(results, name, TABLE2)])
+        beyond.append([name, *cells(results, name, BEYOND)])
     losses = (
         f"VL1, VL2, VL3: validation loss after {', '.join(str(epochs[i]) for i in stages(epochs))} "
         f"of {epochs[-1]} epochs, each averaged with its neighbours; VLavg: mean between the first "
@@ -92,20 +95,14 @@ def table2(results: Results) -> str:
         f"Sum of batch lengths: decoder steps an epoch. {notes.get('memory', memory)} Masked: the "
         "loss over real frames only, which padding does not change."
     )
-    ours = table(
-        "Table 2: efficiency and validation losses (the paper's, on LJSpeech)",
-        "Batching | Seeds | ZPR % | ABL | min/epoch | VL1 | VL2 | VL3 | VLavg",
-        [[name, str(seeds[name]), *cells(results, name, TABLE2)] for name in names],
-        note,
-    )
-    beyond = table(
-        "Table 2, beyond the paper",
+    title = "Table 2: efficiency and validation losses (the paper's, on LJSpeech)"
+    head = "Batching | Seeds | ZPR % | ABL | min/epoch | VL1 | VL2 | VL3 | VLavg"
+    beyond_head = (
         "Batching | batches | sum of batch lengths | real frames/s | peak memory GiB | masked VL3 "
-        "| masked VLavg",
-        [[name, *cells(results, name, BEYOND)] for name in names],
-        beyond_note,
+        "| masked VLavg"
     )
-    return f"{ours}\n{beyond}"
+    beyond = table("Table 2, beyond the paper", beyond_head, beyond, beyond_note)
+    return f"{table(title, head, rows, note)}\n{beyond}"
 
 
 def table3(results: Results) -> str:
@@ -207,9 +204,8 @@ def conclusions(results: Results) -> str:
 
     epochs, notes = results.epochs, results.notes
     theirs = {e: {name: [value] for name, value in row.items()} for e, row in PAPER.items()}
-    values = (results.values, theirs)
-    evidence = [Evidence(v, name) for name in ("vl3", "vl_avg") for v in values]
-    vl3 = evidence[0]
+    losses = [(v, name) for name in ("vl3", "vl_avg") for v in (results.values, theirs)]
+    vl3, *_ = evidence = [Evidence(*loss) for loss in losses]
     seeds = "unknown with so few seeds"
     if vl3.df >= LEAST_DF:
         seeds = f"of VL3 {vl3.sd:.1%} sd, pooled over experiments, {vl3.df} degrees of freedom"
@@ -273,11 +269,11 @@ def missing_results(results: Results) -> list[str]:
 def main() -> None:
     what = "Fill the paper's Tables 1-4, and judge its five conclusions"
     results, output = parse_args(what, "tables")
-    texts = [part(results) for part in (table1, table2, table3, table4, conclusions)]
-    names = ("table1", "table2", "table3", "table4", "conclusions")
-    for name, text in zip(names, texts, strict=True):
+    parts = (table1, table2, table3, table4, conclusions)
+    texts = {part.__name__: part(results) for part in parts}
+    for name, text in texts.items():
         (output / f"{name}.md").write_text(text, encoding="utf-8")
-    print("\n".join(texts))
+    print("\n".join(texts.values()))
     if missing := missing_results(results):
         print("Missing:\n  " + "\n  ".join(missing) + "\n")
     print(f"wrote table1-4.md and conclusions.md to {output}")

@@ -121,7 +121,7 @@ def test_errors_are_standard_errors_over_seeds_of_all_folders(tmp_path, output_o
     rows = rows_of(output_of(tables, *tmp_path.iterdir(), "--output", tmp_path / "tables"))
     assert rows["RAND"]["Seeds"] == "3" and rows["RAND"]["VL3"] == "2.000 ± 0.577 (0.312)"
     # 0.5, 1.2 and 2.1 minutes against 1, 2 and 3: 36.7 % less, the relative errors added in square.
-    error = 100 * 1.9 / 3 * ((0.8020806 / 3**0.5 / (3.8 / 3)) ** 2 + (1 / 3**0.5 / 2) ** 2) ** 0.5
+    error = 190 / 3 * math.hypot(0.8020806 / 3**0.5 / (3.8 / 3), 1 / 3**0.5 / 2)
     assert rows["SB"]["saved %"] == f"36.67 ± {error:.2f} (33.97)"
 
 
@@ -131,14 +131,11 @@ def test_times_can_come_from_other_runs_whose_conditions_then_count(tmp_path, ou
         write_run(a, name, 0, minutes=9.0, start={"decoder": decoder})
         write_run(a, name, 1, minutes=10.0, start={"decoder": decoder})
         write_run(b, name, 7, [2.0], minutes, start={}, epochs=2)
-    for trained, timed, expected in (
-        (a, b, ["2", "–", "4.000", "25.00"]),
-        (b, a, ["1", "1.00", "–", "–"]),
-    ):
+    for trained, timed, expected in ((a, b, "2 – 4.000 25.00"), (b, a, "1 1.00 – –")):
         printed = output_of(tables, trained, "--timing", timed)
         rand, sb = (rows_of(printed)[name] for name in ("RAND", "SB"))
         cells = rand["Seeds"], rand["peak memory GiB"], rand["min/epoch"], sb["saved %"]
-        assert [cell.split(" ")[0] for cell in cells] == expected
+        assert " ".join(cell.split(" ")[0] for cell in cells) == expected
         assert ("Times are not compared: " in printed) == (timed is a)
         assert ("Peak memory is not compared: " in printed) == (trained is a)
     assert output_of(figures, a, "--timing", b).count("wrote ") == 3
@@ -243,8 +240,8 @@ def test_a_resumed_run_has_the_conditions_of_both_parts(tmp_path, output_of):
     assert f"{path} trained with device=CPU; {path} " in output_of(tables, tmp_path)
 
 
-def test_runs_that_do_not_compare_are_refused(tmp_path, output_of):
-    write_run(tmp_path / "a")
+def test_runs_that_do_not_compare_or_cannot_be_read_are_refused(tmp_path, output_of):
+    path = write_run(tmp_path / "a")
     for folder, experiment, seed, changed, message in (
         ("b", "RAND", 0, {}, "seed0: are both RAND with seed 0; name folders"),
         ("c", "SB", 0, {"batch_size": 32}, "batch_size is 16 in the first and 32 in the second"),
@@ -257,23 +254,20 @@ def test_runs_that_do_not_compare_are_refused(tmp_path, output_of):
                 output_of(program, tmp_path / "a", tmp_path / folder)
     with pytest.raises(UserError, match=f"--timing {tmp_path}/e/.*540 frames .* 541"):
         output_of(tables, tmp_path / "a", "--timing", tmp_path / "e")
-
-
-@pytest.mark.parametrize("program", [compare_runs, figures, tables])
-def test_what_cannot_be_read_is_named(tmp_path, output_of, program):
-    path = write_run(tmp_path)
+    (tmp_path / "none").mkdir()
     for file, content, message in (
-        ("metrics.jsonl", "not json\n", "Expecting value"),
+        ("metrics.jsonl", "not json\n", "metrics.jsonl: .*Expecting value"),
         ("metrics.jsonl", "[]\n", "list indices"),
         ("metrics.jsonl", '{"event": "epoch", "epoch": 0}\n', "a record has no abl"),
         ("metrics.jsonl", '{"event": "validation", "loss": 1}\n', "a record has no diagonality"),
-        ("hparams.json", '{"gone": 1}', "not the settings of a run of this version"),
+        ("hparams.json", '{"gone": 1}', "hparams.json: not the settings of a run of this version"),
     ):
         (path / file).write_text(content)
-        with pytest.raises(UserError, match=f"{path / file}: .*{message}"):
-            output_of(program, tmp_path)
-    with pytest.raises(UserError, match="nowhere: holds no run; name the output of run_all"):
-        output_of(program, tmp_path / "nowhere")
+        for program in (compare_runs, figures, tables):
+            with pytest.raises(UserError, match=message):
+                output_of(program, path)
+            with pytest.raises(UserError, match="none: holds no run; name the output of run_all"):
+                output_of(program, tmp_path / "none")
 
 
 def test_a_closed_pipe_leaves_the_tables_written(tmp_path, monkeypatch, output_of):
@@ -316,9 +310,8 @@ def test_figures_are_drawn_from_what_there_is_and_old_ones_do_not_stay(tmp_path,
     write_paper(series)
     write_run(series, "BKT-DBS", 0, [0.4] * 22, 20.0)  # one of the user's own
     output_of(figures, series)
-    drawn = {path.name: path.stat().st_size for path in (series / "figures").iterdir()}
-    assert set(drawn) == {"figure4.png", "loss_over_time.png", "time_over_steps.png"}
-    assert min(drawn.values()) > 10_000
+    pictures = list((series / "figures").iterdir())
+    assert len(pictures) == 3 and all(path.stat().st_size > 10_000 for path in pictures)
     write_run(series, "SB", 7, [0.4] * 22, start={})  # on another machine
     printed = output_of(figures, series)
     assert printed.count("not drawn: ") == printed.count("png: Times are not compared: ") == 2
