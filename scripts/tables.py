@@ -204,8 +204,8 @@ def conclusions(results: Results) -> str:
 
     epochs, notes = results.epochs, results.notes
     theirs = {e: {name: [value] for name, value in row.items()} for e, row in PAPER.items()}
-    losses = [(v, name) for name in ("vl3", "vl_avg") for v in (results.values, theirs)]
-    vl3, *_ = evidence = [Evidence(*loss) for loss in losses]
+    evidence = [Evidence(v, n) for n in ("vl3", "vl_avg") for v in (results.values, theirs)]
+    vl3 = evidence[0]
     seeds = "unknown with so few seeds"
     if vl3.df >= LEAST_DF:
         seeds = f"of VL3 {vl3.sd:.1%} sd, pooled over experiments, {vl3.df} degrees of freedom"
