@@ -109,11 +109,8 @@ def main() -> None:
 
     from scripts.plot_batching import STYLE
 
-    drawings = {
-        "figure4": draw_losses,
-        "loss_over_time": partial(draw_losses, over_time=True),
-        "time_over_steps": draw_savings,
-    }
+    drawings = {"figure4": draw_losses, "time_over_steps": draw_savings}
+    drawings["loss_over_time"] = partial(draw_losses, over_time=True)
     problems = []
     for name, draw in drawings.items():
         path = output / f"{name}.png"

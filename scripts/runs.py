@@ -221,9 +221,9 @@ def smoothed(losses: Sequence[float]) -> list[float]:
 def staged_losses(run: Run, epochs: Sequence[int]) -> dict[str, float]:
     """VL1, VL2, VL3 and VLavg, as far as they are known, of the loss and of the masked loss;
     none of fewer than LEAST_VALIDATIONS."""
-    values = {}
     if len(epochs) < LEAST_VALIDATIONS:
-        return values
+        return {}
+    values = {}
     for prefix, name in (("vl", "loss"), ("masked", "masked_loss")):
         losses = losses_of(run, epochs, name)
         complete = len(losses) == len(epochs)

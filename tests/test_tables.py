@@ -200,7 +200,6 @@ def test_rand_in_anothers_time_is_its_loss_when_the_other_ends(tmp_path, output_
     ("starts", "reason"),
     [
         ([{}, {}, {}], None),
-        # The first two are RAND's, whose first seed is the first to be named.
         ([{}, {}, {"decoder": "reference"}], "{1} trained with decoder=scan; {2} trained with "),
         ([{}, {"device": "H100"}, {}], "{0}, {2} trained with device=CPU; {1} train"),
         ([{}, {"threads": 1, "torch": "2.14"}, {}], "threads=1, torch=2.14"),
