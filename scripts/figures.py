@@ -10,7 +10,7 @@ Figures 1-3.
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import UserError, exit_on_user_error
 from scripts.paper import EXPERIMENTS, PAPER
-from scripts.runs import LEAST_VALIDATIONS, Run, losses_of, smoothed
-from scripts.tables import Results, mean, parse_args, read_results, reduction
+from scripts.runs import LEAST_VALIDATIONS, Results, losses_of, parse_args, smoothed
 
 # A colour of Okabe and Ito's for each strategy; marker and line tell which operations are on.
 COLOURS = {"RAND": "#000000", "SB": "#D55E00", "SSB": "#0072B2", "BKT": "#009E73", "ATS": "#CC79A7"}
@@ -35,30 +34,31 @@ def style(experiment: str) -> dict[str, Any]:
     return {"label": experiment, "color": colour, "marker": form[0], "linestyle": form[1:]}
 
 
-def draw_losses(
-    ax: Any, runs: Sequence[Run], epochs: Sequence[int], minutes: dict[str, float] | None = None
-) -> None:
-    """Validation losses over epochs or, with each experiment's ``minutes`` of one, over time."""
+def draw_losses(ax: Any, results: Results, over_time: bool = False) -> None:
+    """Validation losses over epochs, or over time."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
+    epochs = results.epochs
+    scale = dict.fromkeys(FIGURE4, 1.0)
+    if over_time:
+        minutes = {name: results.mean(name, "minutes")[0] for name in results.values}
+        scale = {name: value for name, value in minutes.items() if not math.isnan(value)}
     curves = defaultdict(list)
-    for run in runs:
-        if run.experiment in (FIGURE4 if minutes is None else minutes):
-            curves[run.experiment].append(losses_of(run, epochs))
-    for name, losses in list(curves.items()):
-        longest = max(map(len, losses))  # of the seeds that have come furthest
-        curves[name] = [curve for curve in losses if len(curve) == longest]
-        if not longest:
-            del curves[name]
+    for run in results.runs:
+        losses = losses_of(run, epochs)
+        if run.experiment in scale and losses:
+            curves[run.experiment].append(losses)
     if not curves:
         raise UserError("no run has been validated yet; let them go on")
+    for name, losses in curves.items():
+        longest = max(map(len, losses))  # of the seeds that have come furthest
+        curves[name] = [curve for curve in losses if len(curve) == longest]
     smooth = min(len(losses[0]) for losses in curves.values()) >= LEAST_VALIDATIONS
     skipped = sum(epoch < 0.2 * epochs[-1] for epoch in epochs)  # so steep that it hides the rest
-    scale, xlabel = dict.fromkeys(curves, 1.0), "epochs"
-    if minutes:
-        unit = 60 if epochs[-1] * max(minutes.values()) > 120 else 1
-        scale = {name: value / unit for name, value in minutes.items()}
-        xlabel = f"training time ({'hours' if unit == 60 else 'minutes'})"
+    xlabel = "training time (minutes)" if over_time else "epochs"
+    if over_time and epochs[-1] * max(scale.values()) > 120:
+        scale = {name: value / 60 for name, value in scale.items()}
+        xlabel = "training time (hours)"
     for name, losses in curves.items():
         start, end = min(skipped, len(losses[0]) - 1), len(losses[0])
         x = [epoch * scale[name] for epoch in epochs[start:end]]
@@ -72,7 +72,7 @@ def draw_losses(
     ax.yaxis.set_major_locator(MaxNLocator(8))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_locator(NullLocator())
-    if not minutes:
+    if not over_time:
         ax.xaxis.get_major_locator().set_params(integer=True)
     lines = sorted(ax.lines, key=lambda line: -line.get_ydata()[-1])
     ax.legend(handles=lines, title="shaded: range over seeds", **LEGEND)
@@ -86,9 +86,9 @@ def draw_savings(ax: Any, results: Results) -> None:
     y = [100 * (1 - row["minutes"] / PAPER["RAND"]["minutes"]) for row in rows]
     label = f"the paper's {len(rows)} of a fixed batch size"
     ax.plot(x, y, "o", mfc="none", color="#888888", label=label, markersize=5)
-    for name in results:
-        steps, _ = reduction(results, name, "total_length")
-        time, error = reduction(results, name, "minutes")
+    for name in results.values:
+        steps, _ = results.reduction(name, "total_length")
+        time, error = results.reduction(name, "minutes")
         if name != "RAND" and not math.isnan(steps + time):
             x.append(steps)
             ax.errorbar(steps, time, error, capsize=3, **style(name))
@@ -103,29 +103,23 @@ def draw_savings(ax: Any, results: Results) -> None:
 
 def main() -> None:
     what = "Draw validation losses over epochs (the paper's Figure 4) and over time, and the time "
-    args = parse_args(what + "saved over the decoder steps saved", "figures")
-    runs, epochs, results, notes = read_results(args)
+    results, output = parse_args(what + "saved over the decoder steps saved", "figures")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     from scripts.plot_batching import STYLE
 
-    minutes = {name: mean(results, name, "minutes")[0] for name in results}
-    minutes = {name: value for name, value in minutes.items() if not math.isnan(value)}
-    drawings = {
-        "figure4": lambda ax: draw_losses(ax, runs, epochs),
-        "loss_over_time": lambda ax: draw_losses(ax, runs, epochs, minutes),
-        "time_over_steps": lambda ax: draw_savings(ax, results),
-    }
+    drawings = {"figure4": draw_losses, "time_over_steps": draw_savings}
+    drawings["loss_over_time"] = partial(draw_losses, over_time=True)
     problems = []
     for name, draw in drawings.items():
-        path = args.output / f"{name}.png"
+        path = output / f"{name}.png"
         try:
-            if "times" in notes and name != "figure4":
-                raise UserError(notes["times"])
+            if "times" in results.notes and name != "figure4":
+                raise UserError(results.notes["times"])
             with rc_context(STYLE | {"axes.grid": True, "grid.alpha": 0.25}):
                 figure = Figure(figsize=(9, 4.8), layout="constrained")
-                draw(figure.subplots())
+                draw(figure.subplots(), results)
                 figure.savefig(path, dpi=160)
             print(f"wrote {path}")
         except UserError as error:  # something is still missing

@@ -11,12 +11,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cli import UserError
+from cli import ArgumentParser, UserError
+from files import make_folder
 from hparams import MAY_CHANGE, HParams, by_new_names
 from scripts.paper import BATCHING, EXPERIMENTS, PAPER_EPOCHS, PAPER_STAGES, experiment_name
 
@@ -38,7 +39,9 @@ AVERAGES = {  # of the records of epochs
     "frames_per_second": median,
     "peak_memory_gib": max,
 }
+TIMES = {"minutes", "frames_per_second"}  # of these, what --timing replaces
 REQUIRED = {"epoch": set(AVERAGES), "validation": {"loss", "masked_loss", "diagonality"}}
+Values = dict[str, dict[str, list[float]]]  # experiment: quantity: a value per seed
 
 
 class Run(NamedTuple):
@@ -54,14 +57,36 @@ class Run(NamedTuple):
     @property
     def order(self) -> tuple[int, str, int]:
         """Sorts the paper's experiments as its Table 2 does, then others, each by seed."""
-        ranks = {name: rank for rank, name in enumerate(EXPERIMENTS)}
-        return ranks.get(self.experiment, len(ranks)), self.experiment, self.settings["seed"]
+        rank = [*EXPERIMENTS, self.experiment].index(self.experiment)
+        return rank, self.experiment, self.settings["seed"]
 
     def averages(self) -> dict[str, float]:
         """The AVERAGES over the epochs so far; empty before the first has ended."""
         if not self.epochs:
             return {}
         return {name: mean([e[name] for e in self.epochs]) for name, mean in AVERAGES.items()}
+
+
+class Results(NamedTuple):
+    """What the runs of a series give for the tables and figures."""
+
+    runs: list[Run]
+    epochs: list[int]  # after which they validate
+    values: Values
+    notes: dict[str, str]  # what is left out, and why: "losses", "times", "memory"
+
+    def mean(self, experiment: str, name: str) -> tuple[float, float]:
+        """The mean over seeds and its standard error; nan where unknown."""
+        values = self.values.get(experiment, {}).get(name, [])
+        error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        return fmean(values) if values else math.nan, error
+
+    def reduction(self, experiment: str, name: str) -> tuple[float, float]:
+        """The percentage by which a quantity is lower than RAND's, and its standard error."""
+        random, random_error = self.mean("RAND", name)
+        other, error = self.mean(experiment, name)
+        relative_error = math.hypot(error / other, random_error / random)
+        return 100 * (1 - other / random), 100 * other / random * relative_error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -198,9 +223,9 @@ def smoothed(losses: Sequence[float]) -> list[float]:
 def staged_losses(run: Run, epochs: Sequence[int]) -> dict[str, float]:
     """VL1, VL2, VL3 and VLavg, as far as they are known, of the loss and of the masked loss;
     none of fewer than LEAST_VALIDATIONS."""
-    values = {}
     if len(epochs) < LEAST_VALIDATIONS:
-        return values
+        return {}
+    values = {}
     for prefix, name in (("vl", "loss"), ("masked", "masked_loss")):
         losses = losses_of(run, epochs, name)
         complete = len(losses) == len(epochs)
@@ -211,3 +236,49 @@ def staged_losses(run: Run, epochs: Sequence[int]) -> dict[str, float]:
         if complete:
             values[f"{prefix}_avg"] = fmean(losses[stages(epochs)[0] :])
     return values
+
+
+def read_results(folders: Iterable[Path], timing: Path | None = None) -> Results:
+    """The results of the runs in ``folders``, their times from those in ``timing``, if given."""
+    runs = timed = load_comparable(folders)
+    if timing:
+        timed = load_comparable([timing])
+        if reason := inequality(runs[0], timed[0], {"seed", *CHOICE}):
+            names = f"{runs[0].path} and --timing {timed[0].path}"
+            raise UserError(f"{names}: {reason}; time runs of the same settings")
+    epochs, notes = validated_epochs(runs), {}
+    if len(epochs) < LEAST_VALIDATIONS:
+        notes["losses"] = (
+            f"VL1, VL2, VL3 and VLavg are left out: with {LEAST_VALIDATIONS - 1} validations or "
+            f"fewer (here {len(epochs)}), their averages would be nearly the same; set more "
+            "epochs, or a smaller epochs_per_validation."
+        )
+    left_out = set()
+    if reason := unequal_conditions(timed):
+        notes["times"] = f"Times are not compared: {reason}."
+        left_out |= TIMES
+    if reason := unequal_conditions(runs):
+        notes["memory"] = f"Peak memory is not compared: {reason}."
+        left_out.add("peak_memory_gib")
+    values = {run.experiment: defaultdict(list) for run in [*runs, *timed]}
+    for source, for_times in ((runs, False), (timed, True)):
+        for run in source:
+            for name, value in (run.averages() | staged_losses(run, epochs)).items():
+                if name not in left_out and (name in TIMES) == for_times:
+                    values[run.experiment][name].append(value)
+    return Results(runs, epochs, values, notes)
+
+
+def parse_args(description: str, output: str) -> tuple[Results, Path]:
+    """The results that the command line names, and the folder to write to, which it makes."""
+    parser = ArgumentParser(description=f"{description}, from the records of runs, finished or not")
+    parser.add_argument("runs", nargs="+", type=Path, help="outputs of run_all.sh or train.py")
+    timing = "take the times from these runs, if the others shared their machine"
+    parser.add_argument("--timing", type=Path, metavar="RUNS", help=timing)
+    where = f"where to write (default: RUNS/{output})"
+    parser.add_argument("--output", type=Path, metavar="DIR", help=where)
+    args = parser.parse_args()
+    results = read_results(args.runs, args.timing)
+    folder = args.output or args.runs[0] / output
+    make_folder(folder)
+    return results, folder
