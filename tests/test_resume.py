@@ -458,7 +458,7 @@ def test_killed_in_each_phase_and_resumed_it_is_the_same_run(tmp_path):
 # Full disks
 
 
-@pytest.mark.parametrize(("limit", "first"), [(80_000, "saved"), (150_000, "written")])
+@pytest.mark.parametrize(("limit", "first"), [(80_000, "saved"), (200_000, "written")])
 def test_on_a_full_disk_what_is_there_stays(tmp_path, settings, run, limit, first):
     """Or as on one: a limit on the size of files, which a checkpoint or a log meets first."""
     output, limits = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
