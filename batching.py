@@ -50,8 +50,8 @@ def sorted_order(lengths: ndarray, rng: Generator) -> ndarray:
 def semi_sorted(lengths: ndarray, rng: Generator, *, lrf: float = 0.1) -> ndarray:
     """SSB (Sec. 2, eq. 2-3): sort by length + uniform noise, ``lrf * (max - min length)`` wide.
     ``lrf=0`` is SB; 1000 is as good as RAND."""
-    # Lengths are whole numbers, so noise of one unit reorders nothing but ties. Those it
-    # shuffles, as the paper does before it sorts (Sec. 5), for SB too.
+    # Lengths are whole numbers, so noise of one unit only shuffles ties, as the paper does before
+    # it sorts (Sec. 5), for SB too.
     shortest, span = int(lengths.min()), int(np.ptp(lengths))
     width = max(span * lrf, 1.0)
     levels = int(2**16 // (span + 1 + np.ceil(width)))  # noise levels in one unit of length
@@ -78,7 +78,7 @@ def buckets(
     """
     n = len(lengths)
     order = sorted_order(lengths, rng)[::-1].copy()
-    # More buckets than clips, or than units of length, are no finer.
+    # More buckets than clips, or than units of length, would be empty.
     n_buckets = min(n_buckets, n if bucket_edges == "quantile" else int(np.ptp(lengths)) + 1)
     if bucket_edges == "size":
         ends = np.append(np.arange(bucket_size, n, bucket_size), n)
@@ -207,7 +207,7 @@ def plan_batches(
             lengths = lengths[clips]
 
     # Not default_rng(seed + epoch): lengths drawn from that would be sorted by their own noise.
-    # Another number than 5 would do, but give other plans.
+    # Any number would do in place of 5, but would give other plans.
     rng = np.random.default_rng((seed + epoch, 5))
     own = {k: v for k, v in settings.items() if k in (STRATEGIES[strategy].__kwdefaults__ or ())}
     order, bucket_ends = STRATEGIES[strategy](lengths, rng, **own), [len(lengths)]

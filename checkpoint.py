@@ -244,12 +244,12 @@ def load_weights(
     theirs |= {name: weight for name, weight in ours.items() if name in ignored}
     differences = []
     for name in dict.fromkeys([*ours, *theirs]):
-        here, there = (
+        expected, saved = (
             tuple(weights[name].shape) if name in weights else "absent"
             for weights in (ours, theirs)
         )
-        if here != there:
-            differences.append(f"{name} is {there} there and {here} here")
+        if saved != expected:
+            differences.append(f"{name} is {saved} in the checkpoint, {expected} in this model")
     if differences:
         more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
         fix = "use the settings it was trained with (hparams.json beside it)"
@@ -323,7 +323,7 @@ def hparams_to_resume(
     saved = saved_hparams(state, path)
     hparams = create_hparams(overrides, preset, saved)
     changed = [
-        f"{name}={before} there and {now} here"
+        f"{name} is {before} in the run, {now} in this call"
         for name, (before, now) in _changes(saved, hparams).items()
         if name not in MAY_CHANGE
     ]

@@ -36,10 +36,11 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
         message, status = "error: output pipe closed", 2
     except OSError as error:
-        if error.errno not in DISK_FULL:
+        fix = "free some space" if error.errno in DISK_FULL else "move what is there"
+        if error.errno not in (*DISK_FULL, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EROFS):
             raise
-        path = error.filename or "output"
-        message, status = f"error: {path}: {error.strerror}; free some space, then run again", 2
+        message, status = f"error: {error.filename or 'output'}: {error.strerror}; {fix}", 2
+        message += ", then run again"
     except KeyboardInterrupt:
         message, status = "interrupted", 130
     # Not in the handlers: their exception would keep loaders and their processes alive.
@@ -124,7 +125,7 @@ def uninterrupted() -> Iterator[None]:
     """Holds back Ctrl-C until the context ends. Processes started in it never receive it."""
     received = []
     handler = signal.signal(signal.SIGINT, lambda *call: received.append(call))
-    # New processes inherit the mask. Here it is not enough: another thread may get the signal.
+    # The mask is for new processes. In this one another thread may still get the signal.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

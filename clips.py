@@ -195,14 +195,14 @@ def _check_clip(path: str, text: str, location: str, hparams: HParams) -> Clip:
 
 
 def check_text(text: str, hparams: HParams) -> list[int]:
-    """Symbols of ``text`` once cleaned; UserError without a letter or phone, or with a phone or
-    cleaner that is unknown."""
+    """Symbols of ``text`` once cleaned. Raises :class:`UserError` if it has no letter or phone, or
+    an unknown phone."""
     try:
         ids = text_to_sequence(text, hparams.text_cleaners)
     except ValueError as error:
         raise UserError(str(error)) from None
     if not any(symbols[i].isalpha() or symbols[i].startswith("@") for i in ids):
-        raise UserError(f"text '{text}' has nothing to speak once cleaned; mend or remove it")
+        raise UserError(f"text '{text}' has nothing to speak once cleaned; fix or remove it")
     return ids
 
 
@@ -239,7 +239,7 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
         header = soundfile.info(path)
         promised, present = _data_bytes(path)
     except OSError:
-        raise UserError(f"{path}: no such file; mend its line, or set data_dir") from None
+        raise UserError(f"{path}: no such file; fix its line, or set data_dir") from None
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a .raw file
         raise UserError(f"{path}: not a readable sound file ({error}); replace it") from None
     if header.samplerate != hparams.sampling_rate:

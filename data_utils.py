@@ -92,7 +92,7 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
                 [
                     *problems,
                     f"{filelists}: {len(problems)} of {n_lines} clips cannot be used, and "
-                    f"on_bad_clip=skip leaves out at most {MAX_SKIPPED:.0%}; mend them",
+                    f"on_bad_clip=skip leaves out at most {MAX_SKIPPED:.0%}; fix them",
                 ]
             )
         for problem in problems:
@@ -196,8 +196,8 @@ def batch_capacity(hparams: HParams) -> int | None:
 
 
 def batching_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
-    """A warning if BKT's or ATS's parameter has no effect on these clips, with a better value;
-    "" if it works."""
+    """Warns that BKT's or ATS's parameter has no effect on these clips, and suggests a value; ""
+    if it works."""
     n, batch_size, dynamic = len(sampler.lengths), hparams.batch_size, hparams.dynamic_batch_size
     if len(sampler) == 1:  # whatever the strategy
         return ""
@@ -279,7 +279,7 @@ class MelDataset(Dataset):
         return Item(i, torch.tensor(self.clips[i].ids), mel)
 
     def __getitems__(self, indices: list[int]) -> list[Item] | UserError:
-        """The clips of a batch, or the error of one of them, which :func:`loaded` raises."""
+        """The clips of a batch, or the first error, which :func:`loaded` raises."""
         try:
             return [self[i] for i in indices]
         except UserError as error:
@@ -315,8 +315,8 @@ def open_loaders(
     val_batches: Iterable[list[int]],
     hparams: HParams,
 ) -> Iterator[tuple[DataLoader, DataLoader]]:
-    """A training and a validation loader. Their processes start now, before CUDA, serve all
-    epochs, and end with the context. Left to the garbage collector, they would live as long as
+    """A training and a validation loader. Their processes start here, before CUDA
+    does, and end with the context. Left to the garbage collector, they would live as long as
     anything refers to a loader, such as a library that keeps an exception.
     """
     # Pinning memory starts CUDA, so the loader that does it starts last.
@@ -397,7 +397,7 @@ def loaded(
                 raise
             with waiting():  # a signal may have reached all processes
                 raise UserError(
-                    "a loader process was killed, perhaps for want of memory; --resume, with a "
+                    "a loader process was killed, perhaps out of memory; --resume with a "
                     "smaller num_workers"
                 ) from None
         if batch is None:

@@ -22,7 +22,7 @@ def choose_device(hparams: HParams) -> torch.device:
     """
     if hparams.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
-    # As use_deterministic_algorithms(..., warn_only=True), which takes a second to import Inductor.
+    # use_deterministic_algorithms(..., warn_only=True) is the same, but imports Inductor: a second.
     torch.set_deterministic_debug_mode("warn" if hparams.deterministic else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it
     torch.backends.cudnn.deterministic = hparams.deterministic
@@ -120,7 +120,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """In GiB: on a GPU, of this epoch; on a CPU, of the process since it started."""
+    """Peak memory in GiB: this epoch's on a GPU, the whole process's on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes

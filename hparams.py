@@ -31,7 +31,7 @@ class HParams:
     keep_checkpoints: int = 2  # how many of the newest checkpoints to keep, besides the best
     decoder: str = "scan"  # for training: scan (fast), graph (CUDA graphs) or reference (slow loop)
     precision: str = "fp32"  # for matrix products: fp32, tf32 (GPU only) or bf16
-    deterministic: bool = False  # use algorithms that repeat exactly on a GPU, where torch has them
+    deterministic: bool = False  # deterministic GPU algorithms, where torch has them
     check_memory: bool = True  # try the largest batches before training, to see that they fit
     max_bad_steps: int = 10  # stop after N steps in a row with a loss or gradient not finite
 
@@ -200,7 +200,7 @@ MAY_CHANGE = {
 
 RENAMED = {"largest_first": "check_memory"}  # settings of earlier versions
 
-# Settings that NVIDIA's recipe has and this one has not: what to do instead.
+# NVIDIA's settings that are missing here, and what to do instead.
 NVIDIA_ONLY = {
     "iters_per_checkpoint": "use epochs_per_checkpoint, epochs_per_validation, checkpoint_minutes",
     "load_mel_from_disk": "mels are computed from the wavs once, and kept: see cache_mels",
@@ -212,7 +212,7 @@ NVIDIA_ONLY = {
     "decoder_no_early_stopping": "use gate_threshold=0.999, and max_decoder_steps",
     "use_saved_learning_rate": "leave it out: -c keeps all settings that --hparams does not name",
     "cudnn_enabled": "cuDNN is always used; leave it out",
-    "cudnn_benchmark": "batches differ in shape, so that it would only cost time; leave it out",
+    "cudnn_benchmark": "batches differ in shape, so it only costs time; leave it out",
     "dist_backend": "this trains on one GPU; leave it out",
     "dist_url": "this trains on one GPU; leave it out",
 }
@@ -221,8 +221,8 @@ NVIDIA_ONLY = {
 def create_hparams(
     overrides: str = "", preset: str | None = None, base: HParams | None = None
 ) -> HParams:
-    """Settings of ``base``, or the defaults; ``preset``'s, if it is given, are put over them, and
-    over those ``name=value`` pairs, separated by commas.
+    """``base``, or the defaults, overridden by the preset, then by ``name=value`` pairs separated
+    by commas.
 
     Values: ``batch_size=32``, ``lrf=1e-1``, ``cache_mels=False``, ``data_dir=/a/b`` or
     ``data_dir='a, b'``, ``ignore_layers=[embedding.weight,postnet]``.
@@ -266,13 +266,12 @@ def parse_overrides(overrides: str) -> dict[str, object]:
     values = {}
     for pair in _split(overrides):
         name, equals, text = (part.strip() for part in pair.partition("="))
+        name = RENAMED.get(name, name)
         if not equals or not name:
             raise UserError(f"--hparams: '{pair.strip()}' is not name=value; separate with commas")
         if name not in fields:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else "train.py --help lists the settings"
-            if name in RENAMED:
-                hint = f"it is now '{RENAMED[name]}'"
             if name in NVIDIA_ONLY:
                 hint = f"NVIDIA's has it; {NVIDIA_ONLY[name]}"
             raise UserError(f"--hparams: unknown setting '{name}'; {hint}")

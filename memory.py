@@ -138,8 +138,8 @@ def explained(batch: Batch, name: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"{name}: {too_large(batch)}; --resume with less else on the device, or start another "
-            "run with a smaller batch_capacity_seconds or batch_size"
+            f"{name}: {too_large(batch)}; free memory on the device, then --resume; or start "
+            "another run with a smaller batch_capacity_seconds or batch_size"
         ) from None
 
 

@@ -162,7 +162,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     if reason := why_no_gpu():
         print(f"note: no GPU is used: {reason}")
     if hparams.num_workers > n_cores():
-        print(f"note: num_workers={hparams.num_workers} on {n_cores()} cores: more load no faster")
+        print(f"note: num_workers={hparams.num_workers} on {n_cores()} cores: more are no faster")
 
     # Data
     train_clips, val_clips = data_utils.load_data(hparams)
@@ -401,8 +401,8 @@ def find_checkpoint(args: argparse.Namespace) -> tuple[Path | None, dict[str, An
         source, state = checkpoint.load_newest(folder)
         if source is None and not (args.hparams or args.preset):
             raise UserError(
-                f"{folder}: holds no run to resume, or one that was stopped before it began; "
-                "give the command that starts it"
+                f"{folder}: holds no run to resume, or one stopped before its first "
+                "checkpoint; give the command that starts it"
             )
         if source is None:
             print(f"{folder}: holds no run yet; starting one")
@@ -429,7 +429,7 @@ def report_bad_step(
     )
     if progress.bad_steps >= max_bad_steps:
         raise UserError(
-            f"{problem}; that is {progress.bad_steps} steps in a row; mend these clips, or start "
+            f"{problem}; that is {progress.bad_steps} steps in a row; fix these clips, or start "
             "another run from a checkpoint by -c with a smaller learning_rate"
         )
     tqdm.write(f"warning: {problem}: step skipped")

@@ -24,7 +24,7 @@ from model import Tacotron2
 
 def main() -> None:
     parser = ArgumentParser(description="Time what a checkpoint of the full model costs.")
-    parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to measure")
+    parser.add_argument("--folder", type=Path, default=Path(), help="folder on the disk to test")
     parser.add_argument("--repeats", type=positive, default=7, help="(default %(default)s)")
     args = parser.parse_args()
     make_folder(args.folder)

@@ -1,4 +1,4 @@
-"""Time what feeds the training: mels, their cache, collation, the loader, and the wait for it.
+"""Time data loading: mels, their cache, collation, the loader, and how long training waits.
 
     python benchmarks/bench_data.py
     python benchmarks/bench_data.py --corpus data/LJSpeech-1.1 --clips 1000
@@ -72,10 +72,10 @@ def walk(loader: DataLoader, speed: float = math.inf) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Time what feeds the training.")
+    parser = ArgumentParser(description="Time data loading.")
     add = parser.add_argument
     add("--corpus", type=Path, metavar="DIR", help="in LJSpeech's layout (default: noise)")
-    add("--clips", type=positive, default=600, metavar="N", help="of them (%(default)s)")
+    add("--clips", type=positive, default=600, metavar="N", help="how many (%(default)s)")
     add("--workers", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="%(default)s")
     add("--repeats", type=positive, default=5, metavar="N", help="epochs (%(default)s)")
     speeds = [20_000, 50_000, 100_000]
@@ -98,7 +98,7 @@ def main() -> None:
         dataset = MelDataset(clips, open_mels(clips, hparams))
         n_frames = sum(clip.n_frames for clip in clips)
 
-        print("\nloading, and the share of an epoch that a training of each speed waits for it:\n")
+        print("\nloading, and the share of an epoch that training waits for it at each speed:\n")
         titles = "".join(f" at {speed:,} frames/s |" for speed in args.frames_per_second)
         print(f"| workers | batches/s | frames/s |{titles}")
         print("|--:|--:|--:|" + "--:|" * len(args.frames_per_second))

@@ -45,7 +45,7 @@ def milliseconds(pools: list[ProcessPoolExecutor], shape: Shape, rounds: int) ->
 
 def main() -> None:
     parser = ArgumentParser(description="Time training steps beside a busy process.")
-    parser.add_argument("--rounds", type=positive, default=9, help="steps of each (%(default)s)")
+    parser.add_argument("--rounds", type=positive, default=9, help="timed steps (%(default)s)")
     rounds = parser.parse_args().rounds
     print(f"CPU, {torch.get_num_threads()} threads; PyTorch {torch.__version__}\n")
     print(

@@ -1,4 +1,4 @@
-"""Kill trainings at random moments, mid-save too, resume them, and check that nothing is lost.
+"""Kill runs at random moments, also during saves, resume them, and check that nothing is lost.
 
     python benchmarks/soak.py              # 100 kills
     python benchmarks/soak.py --kills 500 --seed 1
@@ -55,7 +55,7 @@ def make_tones(folder: Path) -> str:
 
 
 def start(output: Path, settings: str) -> subprocess.Popen:
-    """Start a training; if it has a checkpoint, resume it by --resume alone."""
+    """Start a run, or if it has a checkpoint resume it by --resume alone."""
     command = [sys.executable, "train.py", "-o", output]
     command += ["--resume"] if any(output.glob("*.pt")) else ["--hparams", settings]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -72,7 +72,7 @@ def finished(process: subprocess.Popen, output: Path) -> bool:
 
 
 def kill_once(output: Path, settings: str, rng: random.Random) -> str | None:
-    """Start the training and kill it; returns in which phase, or None if it had finished."""
+    """Start the run and kill it; returns the phase it was in, or None if it had finished."""
 
     def written() -> int:
         metrics = output / "metrics.jsonl"
@@ -140,9 +140,9 @@ def soak(folder: Path, strategy: str, kills: int, rng: random.Random, epochs: in
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Kill trainings at random moments and resume them.")
-    parser.add_argument("--kills", type=positive, default=100, help="in all (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (%(default)s)")
+    parser = ArgumentParser(description="Kill runs at random moments and resume them.")
+    parser.add_argument("--kills", type=positive, default=100, help="total (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
     args = parser.parse_args()
     rng, phases, started = random.Random(args.seed), Counter(), time.monotonic()
     with tempfile.TemporaryDirectory() as name:

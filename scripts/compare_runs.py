@@ -1,4 +1,4 @@
-"""Compare finished or running trainings, side by side, from what each run recorded.
+"""Compare finished or running runs side by side.
 
     python scripts/compare_runs.py runs/demo/RAND runs/demo/SSB-DBS-BR
     python scripts/compare_runs.py runs/table2                 # every run of run_all.sh

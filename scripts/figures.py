@@ -49,7 +49,7 @@ def draw_losses(ax: Any, results: Results, over_time: bool = False) -> None:
         if run.experiment in scale and losses:
             curves[run.experiment].append(losses)
     if not curves:
-        raise UserError("no run has been validated yet; let them go on")
+        raise UserError("no run has a validation yet; wait for the first")
     for name, losses in curves.items():
         longest = max(map(len, losses))  # of the seeds that have come furthest
         curves[name] = [curve for curve in losses if len(curve) == longest]
@@ -68,7 +68,7 @@ def draw_losses(ax: Any, results: Results, over_time: bool = False) -> None:
         ax.fill_between(x, least, most, alpha=0.12, linewidth=0, color=style(name)["color"])
     unsmoothed = f"\nnot smoothed: a run has fewer than {LEAST_VALIDATIONS} validations"
     ylabel = f"validation loss (RAND batches){', smoothed' if smooth else unsmoothed}"
-    ax.set(xlabel=xlabel, ylabel=ylabel, yscale="log")  # strategies part where losses are small
+    ax.set(xlabel=xlabel, ylabel=ylabel, yscale="log")  # separates small losses
     ax.yaxis.set_major_locator(MaxNLocator(8))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_locator(NullLocator())

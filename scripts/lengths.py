@@ -71,10 +71,11 @@ def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
 def ljspeech_lengths(hop_length: int) -> np.ndarray:
     """The 13,100 lengths of LJSpeech in frames of ``hop_length`` samples.
 
-    They are right to one frame: a clip is taken to have ``(frames - 0.5) * LJSPEECH_HOP`` samples.
+    They are accurate to one frame: clips are taken to have ``(frames - 0.5) * LJSPEECH_HOP``
+    samples.
     """
     lengths = read_lengths(LJSPEECH_LENGTHS)
-    print(f"frames of {LJSPEECH_HOP} samples become frames of {hop_length}: right to one frame")
+    print(f"frames of {LJSPEECH_HOP} samples become frames of {hop_length}: accurate to one frame")
     return (2 * lengths - 1) * LJSPEECH_HOP // (2 * hop_length) + 1  # in whole half samples
 
 

@@ -43,8 +43,8 @@ SIMILAR = f"within ±{MARGIN:.0%}"
 # Sec. 6: each conclusion, with {} for the verdict (and for the times), and which changes of loss it
 # rests on. "(A → B) against (C → D)": how much more it changes from A to B than from C to D.
 CONCLUSIONS = {
-    "SSB-BR does as well as BKT-BR and ATS-BR: {}. That LRF tunes the padding more smoothly is "
-    "Figure 2 (plot_batching.py).": {SIMILAR: ["BKT-BR → SSB-BR", "ATS-BR → SSB-BR"]},
+    "SSB-BR does as well as BKT-BR and ATS-BR: {}. Figure 2 (plot_batching.py) shows that LRF "
+    "tunes the padding more smoothly.": {SIMILAR: ["BKT-BR → SSB-BR", "ATS-BR → SSB-BR"]},
     "SSB-BR, BKT-BR and ATS-BR are behind RAND after the same epochs, but can be ahead of it after "
     "the same time: {}. RAND in another's time: its loss when the other has ended.": {
         "higher": [f"RAND → {name}" for name in ("SSB-BR", "BKT-BR", "ATS-BR")],

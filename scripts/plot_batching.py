@@ -215,12 +215,18 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     column = "(default: named frames, length, samples or tokens, or the only one of whole numbers)"
     add("--column", metavar="NAME", help=f"of a CSV file {column}")
-    add("--data_dir", default="", metavar="DIR", help="of a filelist's paths (default: here)")
-    hop = f"samples per frame, not for LENGTHS (default: {HParams.hop_length})"
+    add("--data_dir", default="", metavar="DIR", help="folder that --filelist's paths start from")
+    hop = f"samples per frame; not with LENGTHS (default: {HParams.hop_length})"
     add("--hop_length", type=positive, metavar="N", help=hop)
     add("--unit", default="frames", help="of the lengths, for labels (default: %(default)s)")
     add("--train_size", type=positive, metavar="N", help="N random clips per seed (default: all)")
-    add("--seeds", type=positive, default=30, metavar="N", help="to average over (%(default)s)")
+    add(
+        "--seeds",
+        type=positive,
+        default=30,
+        metavar="N",
+        help="random draws to average over (%(default)s)",
+    )
     for name, what in (
         ("batch_size", "clips per batch; the base size with DBS"),
         ("lrf", "SSB's local randomisation factor"),
@@ -234,7 +240,9 @@ def parse_args() -> argparse.Namespace:
     add("--output_dir", type=Path, default=folder, metavar="DIR", help="for figures (%(default)s)")
     args = parser.parse_args()
     if args.lengths is not None and args.hop_length is not None:
-        raise UserError(f"--hop_length {args.hop_length}: LENGTHS have theirs; leave it out")
+        raise UserError(
+            f"--hop_length {args.hop_length}: LENGTHS are in frames already; leave it out"
+        )
     if args.seeds < 2:
         raise UserError(f"--seeds {args.seeds}: use 2 or more, for their spread")
     return args

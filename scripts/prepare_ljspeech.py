@@ -99,12 +99,12 @@ def read_corpus(corpus: Path, hparams: HParams, every_sample: bool = True) -> li
     metadata = corpus / "metadata.csv"
     if not os.path.isfile(metadata):
         raise UserError(f"{metadata}: no such file; give the folder that holds it and wavs/")
-    # How long a text may be is for training to say.
+    # Training checks the length of texts.
     hparams = dataclasses.replace(hparams, data_dir=str(corpus), max_text_length=2**31 - 1)
     rows = numbered_lines(str(metadata))
     clips, problems = check_lines(rows, partial(_split_row, corpus), hparams)
     if problems and not clips and all("sampling rate" in problem.message for problem in problems):
-        raise UserError(f"{problems[0]} (and so for all {len(problems):,} clips)")
+        raise UserError(f"{problems[0]} (the same for all {len(problems):,} clips)")
     if problems or every_sample:  # one report has all problems
         refuse([*problems, *check_samples(clips, hparams)], corpus)
     if len(clips) < 2:
@@ -119,7 +119,7 @@ def _split_row(corpus: Path, line: str) -> tuple[str, str]:
         raise UserError(f"{len(columns)} column(s); use ID|text or ID|text|normalised text")
     path = f"wavs/{columns[0]}.wav"
     if "/" in columns[0] or not os.path.isfile(corpus / path):
-        raise UserError(f"{path}: no such file; mend the ID, or remove the line (a header?)")
+        raise UserError(f"{path}: no such file; fix the ID, or remove the line (a header?)")
     return path, " ".join(columns[-1].split())
 
 
@@ -169,7 +169,7 @@ def write_filelist(path: Path, lines: Sequence[str]) -> None:
 
 
 def audio_settings(sampling_rate: int) -> dict[str, int | float]:
-    """What follows from the rate (Hz): windows of 50 ms every 12.5 ms (Sec. 6), in samples."""
+    """Audio settings for a sampling rate in Hz: windows of 50 ms every 12.5 ms (Sec. 6)."""
     win_length = sampling_rate // 20
     return {
         "sampling_rate": sampling_rate,
@@ -205,7 +205,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         help="share of the clips for training; the others validate (default: %(default)s)")
     arg("--seed", type=int, default=0, help="of the random split (default: %(default)s)")
     arg("--sampling_rate", type=int, default=HParams.sampling_rate, metavar="HZ",
-        help="that every clip must have (default: %(default)s)")
+        help="of all clips (default: %(default)s)")
     # fmt: on
     args = parser.parse_args(argv)
     if args.archive and args.corpus:

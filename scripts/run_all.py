@@ -82,8 +82,8 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--corpus", metavar="DIR", help="corpus in LJSpeech's layout, split 80:20 (default: "
         f"{LJSPEECH}, or if that is missing a corpus made with espeak-ng)")
-    add("--train", metavar="LIST", help="instead of it, a filelist to train on")
-    add("--val", metavar="LIST", help="and one to validate on")
+    add("--train", metavar="LIST", help="training filelist, instead of --corpus")
+    add("--val", metavar="LIST", help="validation filelist, with --train")
     add("--output", type=Path, default=ROOT / "runs/table2", help="folder (default: %(default)s)")
     add("--epochs", type=positive, default=HParams.epochs, help="per run (default: %(default)s)")
     add("--seeds", type=seeds, default="0",
@@ -95,7 +95,8 @@ def parse_args() -> argparse.Namespace:
     add("--preset", choices=PRESETS, default="paper", help="of settings (default: %(default)s)")
     # fmt: on
     args = parser.parse_args()
-    args.settings = PRESETS[args.preset] | parse_overrides(args.hparams)
+    args.settings = {"mel_cache_dir": str(ROOT / "mel_cache")} | PRESETS[args.preset]
+    args.settings |= parse_overrides(args.hparams)
     reserved = RESERVED if args.train else RESERVED | {"data_dir"}
     if clash := reserved & set(args.settings):
         raise UserError(f"--hparams: {min(clash)} is set by another option; see --help")
@@ -125,7 +126,7 @@ def choose_data(args: argparse.Namespace) -> dict[str, str]:
             n_clips = args.limit or 13_100  # as many as LJSpeech has
             data_dir = ROOT / f"data/demo{n_clips}"
             if status := call("scripts/make_demo_corpus.py", data_dir, "--clips", n_clips):
-                sys.exit(status)  # it has said why
+                sys.exit(status)  # it has printed the reason
         lists = split(read_corpus(Path(data_dir), hparams), 0.8, seed=0)
     total = sum(map(len, lists)) or 1
     started = any(args.output.glob("*/*/hparams.json"))

@@ -224,11 +224,11 @@ def conclusions(results: Results) -> str:
     time = " The time that it saves is in Table 3." if timed else ""
     lines = [
         "**The paper's conclusions**\n",
-        "Each rests on comparisons of VL3, as the paper's Table 4 does; VLavg stands beside. In "
+        "Each rests on comparisons of VL3, as the paper's Table 4 does; VLavg is shown too. In "
         f"parentheses: intervals by the spread between seeds ({seeds}), which cover all "
-        "comparisons of a conclusion at once with 95 %. A comparison holds or fails where its "
-        "interval leaves no other answer, and is open otherwise. A conclusion needs all of its own "
-        "to be supported; one that fails contradicts it. Losses "
+        "comparisons of a conclusion at once with 95 %. A comparison holds if its whole interval "
+        "agrees, fails if none of it does, and is open otherwise. A conclusion is supported if all "
+        "its comparisons hold, and contradicted if one fails. Losses "
         f"{paper.SIMILAR} are called similar.\n",
         *(f"{notes[name]}\n" for name in ("losses", "times") if name in notes),
     ]

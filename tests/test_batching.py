@@ -616,3 +616,10 @@ def test_so_few_clips_that_no_value_pads_like_ssb():
 def test_training_says_the_note_once(settings, run, capsys):
     run("run", settings + "batching_strategy=ATS,epochs=1")
     assert capsys.readouterr().out.count("note: ATS with n_bins=58: an epoch has only ") == 1
+
+
+def test_statistics_of_short_integers_do_not_overflow():
+    lengths = np.array([250, 200, 255, 255], np.uint8)
+    statistics = batch_statistics(lengths, BatchPlan(np.arange(4), np.array([2, 4])))
+    assert statistics.max_padded_length == 510 and statistics.total_length == 505
+    assert statistics.zpr == pytest.approx(0.5 * 50 / 500)

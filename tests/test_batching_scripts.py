@@ -190,7 +190,7 @@ def test_lengths_of_filelists_are_their_clips_frames(corpus, monkeypatch):
         (FIFTY, "--seeds=1", "--seeds 1: use 2 or more"),
         (FIFTY, "--lrf=inf", "--lrf=inf: use 0 to 1e6"),
         (FIFTY, "--output_dir=lengths.csv/x", "lengths.csv/x: cannot be written (Not a dir"),
-        ("5\n", "--hop_length=256", "--hop_length 256: LENGTHS have theirs; leave it out"),
+        ("5\n", "--hop_length=256", "--hop_length 256: LENGTHS are in frames already"),
         (None, "missing", "missing: cannot be read as text or CSV ("),
         (None, "binary", "binary: cannot be read as text or CSV ("),
         (None, "--filelist=missing", "filelist 'missing': "),

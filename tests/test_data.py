@@ -171,7 +171,7 @@ BAD_LINES = {
     "0.wav": "'0.wav' is not path|text; write a path, one |, and the text",
     "0.wav|a|b|c": "'0.wav|a|b|c' is not path|text",
     "0.wav|caf\udce9": "byte 0xe9 is not UTF-8; save as UTF-8",
-    "99.wav|ok": "99.wav: no such file; mend its line, or set data_dir",
+    "99.wav|ok": "99.wav: no such file; fix its line, or set data_dir",
     "stereo.wav|ok": "stereo.wav: 2 channels; mix it down to mono",
     "rate.wav|ok": "rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz, or set ",
     "short.wav|ok": "short.wav: 1101 samples, too short for a mel; remove * 1102 samples or more",
@@ -180,7 +180,7 @@ BAD_LINES = {
     "AIFF.wav|ok": "AIFF.wav: is AIFF; convert it to wav or flac",
     "RF64.wav|ok": "RF64.wav: is RF64; convert it to wav or flac",
     "AU.wav|ok": "AU.wav: is AU; convert it to wav or flac",
-    "2.wav|": "text '' has nothing to speak once cleaned; mend or remove it",
+    "2.wav|": "text '' has nothing to speak once cleaned; fix or remove it",
     "2.wav|...!": "text '...!' has nothing to speak",
     "2.wav|say {QQ}": "'QQ' in braces is not an ARPAbet phone; use ",
     "2.wav|a": "text 'a' is one symbol; training needs two or more",
@@ -316,7 +316,7 @@ def test_up_to_one_percent_of_bad_clips_can_be_skipped(
         open_mels([*train, *val], hparams)
     with open(corpus / "train.txt", "a") as file:
         file.write("stereo.wav|tone")
-    lines = ["*"] * 3 + ["train.txt: 3 of 201 clips * at most 1%; mend"]
+    lines = ["*"] * 3 + ["train.txt: 3 of 201 clips * at most 1%; fix"]
     assert_refused(load_all, hparams, lines)
 
 

@@ -295,3 +295,13 @@ def test_a_failed_capture_is_reported_once_and_the_scan_takes_over(monkeypatch, 
     assert_equal(build().double(), batch_of(*PADDED, F64), 1e-11, ["graph"])
     (warning,) = capsys.readouterr().out.splitlines()
     assert "(operation not permitted when capturing)" in warning and "decoder=scan" in warning
+
+
+@pytest.mark.parametrize("rows", [3, 10 * decoder_scan.FEW_ROWS])
+@pytest.mark.parametrize("onednn", [False, True])
+def test_prepared_products_are_plain_ones(rows, onednn, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", onednn)
+    x, weight, bias = torch.randn(rows, 5), torch.randn(7, 5), torch.randn(7)
+    multiply = decoder_scan.multiplier(weight, rows)
+    torch.testing.assert_close(multiply(x), x @ weight.t())
+    torch.testing.assert_close(multiply(x, bias), x @ weight.t() + bias)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli import UserError
+from cli import UserError, exit_on_user_error
 from hparams import NVIDIA_ONLY, HParams, create_hparams, settings_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,7 +51,6 @@ def test_values_parse(overrides):
 
 REFUSED = {
     "bach_size=3": "unknown setting 'bach_size'; did you mean 'batch_size'?",
-    "largest_first=False": "unknown setting 'largest_first'; it is now 'check_memory'",
     "batch_size=3.5": "batch_size=3.5 is not valid; use a whole number",
     "batch_size=": "batch_size= is not valid; use a whole number",
     "batch_size=0": "batch_size=0: use a value above 0",
@@ -109,6 +108,15 @@ def test_a_closed_output_pipe_is_reported_in_one_line():
         message = program.stderr.read()
     assert message == "error: output pipe closed\n"
     assert program.returncode == 2
+
+
+def test_a_file_that_cannot_be_written_is_reported_in_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        exit_on_user_error(lambda: tmp_path.write_text(""))
+    assert (
+        capsys.readouterr().err
+        == f"error: {tmp_path}: Is a directory; move what is there, then run again\n"
+    )
 
 
 def test_the_table_of_settings_has_each_with_its_default_and_a_short_comment():

@@ -211,9 +211,10 @@ def test_what_makes_another_run_is_refused_and_changes_nothing(
     assert '"batch_size": 3' in (output / "hparams.json").read_text()  # as it was
     assert run("run", "epochs=2", "--resume", "--preset", "paper") == 0  # nothing left to do
 
-    assert_refused("learning_rate=0.001 there and 0.0001 here; leave them", "learning_rate=1e-4")
-    assert_refused("SSB there and SB here; lrf=0.1 there", "lrf=0.5,batching_strategy=SB")
-    assert_refused("hop_length=276 there and 256 here", "", "--preset", "nvidia")
+    assert_refused("learning_rate is 0.001 in the run, 0.0001 in", "learning_rate=1e-4")
+    changes = "lrf=0.5,batching_strategy=SB"
+    assert_refused("SSB in the run, SB in this call; lrf is 0.1 in the run", changes)
+    assert_refused("hop_length is 276 in the run, 256 in this call", "", "--preset", "nvidia")
     moved.write_text("".join(lines[1:]))
     assert_refused("was trained on clips of other texts, lengths or order")
     moved.write_text("".join(lines))
@@ -273,7 +274,7 @@ def test_killed_before_its_first_step_it_may_be_started_anew(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(train, "open_mels", kill)
         run("run", settings)
-    with pytest.raises(UserError, match="run: holds no run to resume, or one that was stopped bef"):
+    with pytest.raises(UserError, match="run: holds no run to resume, or one stopped"):
         run("run", "", "--resume")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(memory, "try_batches", kill)
@@ -397,18 +398,18 @@ def test_a_second_signal_ends_training_at_once(settings, run, monkeypatch):
         run("run", settings + "epochs=1")
 
 
-def test_a_killed_loader_process_is_one_line(tmp_path, settings, run, monkeypatch, capfd):
-    def kill_loaders():
-        for process in multiprocessing.active_children():
-            killed.append(process)
-            process.kill()
+@pytest.mark.parametrize("loader", [0, 1])  # of validation, and of training
+def test_a_killed_loader_process_is_one_line(settings, run, monkeypatch, capfd, loader):
+    def kill_loader():
+        workers = sorted(multiprocessing.active_children(), key=lambda process: process.pid)
+        killed.append(workers)
+        workers[min(loader, len(workers) - 1)].kill()
 
     killed = []
-    after_each_step(monkeypatch, kill_loaders)
+    after_each_step(monkeypatch, kill_loader)
     with pytest.raises(UserError, match=r"^a loader process was killed, .* smaller num_workers$"):
         run("run", settings.replace("num_workers=0", "num_workers=1") + "epochs=5000")
-    assert len(killed) == 2  # for training and for validation
-    assert "Traceback" not in capfd.readouterr().err
+    assert len(killed[0]) == 2 and "Traceback" not in capfd.readouterr().err
 
 
 def test_a_signal_after_the_validation_leaves_out_its_sample(tmp_path, settings, run, monkeypatch):

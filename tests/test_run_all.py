@@ -279,6 +279,7 @@ def test_limited_lists_keep_their_proportion_and_order(tmp_path, monkeypatch):
 
 
 def test_a_capacity_is_for_the_dynamic_experiments_alone(tmp_path):
+    assert parse().settings["mel_cache_dir"] == str(run_all.ROOT / "mel_cache")
     overrides = 'batch_capacity=900,ignore_layers=[a,b],mel_cache_dir="it\'s, here"'
     args = parse("--output", str(tmp_path), "--hparams", overrides)
     jobs = run_all.make_jobs(args, [SimpleNamespace(n_frames=n) for n in [20, 30, 40, 50] * 40])

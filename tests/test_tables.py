@@ -300,7 +300,7 @@ def test_too_few_validations_are_not_smoothed(tmp_path, output_of):
 
 def test_figures_are_drawn_from_what_there_is_and_old_ones_do_not_stay(tmp_path, output_of):
     write_run(tmp_path / "begun", "RAND", 0, [], epochs=4)
-    with pytest.raises(UserError, match=r"figure4\.png: no run has been validated yet"):
+    with pytest.raises(UserError, match=r"figure4\.png: no run has a validation yet"):
         output_of(figures, tmp_path / "begun")
     write_run(tmp_path / "one", "RAND", 0, [1.0, float("nan")])  # diverged
     printed = output_of(figures, tmp_path / "one")

@@ -266,7 +266,7 @@ def test_nvidias_checkpoints_need_a_preset(tmp_path, settings, run, first):
 def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, run, first):
     published, warm = str(tmp_path / "published.pt"), (first, "--warm_start")
     save_checkpoint(Path(published), {"state_dict": weights(tmp_path / "first")})
-    shapes = r"linear_layer\.weight is \(8, 10\) there and \(9, 10\) here"
+    shapes = r"linear_layer\.weight is \(8, 10\) in the checkpoint, \(9, 10\) in this model"
     ignore = r"ignore_layers, as in ignore_layers=\[embedding,"
     mels = r"was trained with other mels \(filter_length=2048, "
     for change, options, words in (
