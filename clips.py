@@ -135,7 +135,7 @@ def read_lines(filelist: str) -> list[str]:
         content = Path(filelist).read_bytes().removeprefix(b"\xef\xbb\xbf")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        writer = "scripts/prepare_ljspeech.py writes them, training_files names them"
+        writer = "scripts/prepare_ljspeech.py writes them"
         raise UserError(f"filelist '{filelist}': {reason}; {writer}") from None
     return content.decode("utf-8", "surrogateescape").split("\n")
 

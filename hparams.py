@@ -273,7 +273,7 @@ def parse_overrides(overrides: str) -> dict[str, object]:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else "train.py --help lists the settings"
             if name in NVIDIA_ONLY:
-                hint = f"NVIDIA's has it; {NVIDIA_ONLY[name]}"
+                hint = f"NVIDIA's code has it: {NVIDIA_ONLY[name]}"
             raise UserError(f"--hparams: unknown setting '{name}'; {hint}")
         if name in values:
             raise UserError(f"--hparams: setting '{name}' is given twice; keep one")

@@ -153,7 +153,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     if not resuming:  # another run, whose settings may change the batches of this epoch
         progress = Progress(epoch=progress.epoch, step=progress.step)
     if resuming and progress.epoch >= hparams.epochs:
-        print(f"{source}: has {progress.epoch} epochs: nothing left to do")
+        print(f"{source}: all {progress.epoch} epochs are done")
         return
     ignore_layers = hparams.ignore_layers if args.warm_start else None
     if source:  # refuses another model's weights before any work

@@ -148,7 +148,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for k, strategy in enumerate(STRATEGIES):
             kills = (args.kills + k) // len(STRATEGIES)
-            phases += soak(Path(name, strategy), strategy, kills, rng, epochs=120)
+            if kills:
+                phases += soak(Path(name, strategy), strategy, kills, rng, epochs=120)
     minutes = (time.monotonic() - started) / 60
     print(f"{phases.total()} kills ({dict(phases)}) in {minutes:.1f} minutes: nothing lost")
 

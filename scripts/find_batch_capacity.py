@@ -42,7 +42,7 @@ def main() -> None:
     clips, _ = load_data(hparams)
     capacity = memory.find_capacity(clips, hparams, args.memory_gib, args.tolerance)
     if capacity is None:
-        print("all clips fit one batch: memory sets no limit here, so leave the default capacity")
+        print("all clips fit in one batch: memory sets no limit here, so keep the default capacity")
     else:
         seconds = capacity * hparams.hop_length / hparams.sampling_rate
         print(f"the most that fits; leave some room: batch_capacity_seconds={int(seconds)}")

@@ -258,7 +258,7 @@ def get_lengths(args: argparse.Namespace) -> np.ndarray:
 
         hparams = HParams(data_dir=args.data_dir, hop_length=hop_length)
         return np.array([clip.n_frames for clip in load_clips(args.filelist, hparams)])
-    print("no lengths given: these are LJSpeech's")
+    print("no lengths given; using LJSpeech's")
     return ljspeech_lengths(hop_length)
 
 

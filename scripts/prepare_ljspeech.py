@@ -156,7 +156,7 @@ def refuse_other_list(path: Path, lines: list[str]) -> None:
     existing = [line for line in read_lines(str(path)) if line] if path.exists() else lines
     if existing != lines:
         raise UserError(
-            f"{path}: exists and lists {len(existing):,} clips, this run {len(lines):,} "
+            f"{path}: already has {len(existing):,} clips, this run would write {len(lines):,} "
             f"({len({*existing} & {*lines}):,} in both); give another --name, or delete it"
         )
 

@@ -208,7 +208,7 @@ def announce(jobs: list[Job], train: list[Clip], val: list[Clip]) -> None:
         print(f"{progress} {100 * zpr:>6.2f} {abl:>7.1f} {steps:>20,}")
     print(
         f"\n{len(train):,} training and {len(val):,} validation clips\n"
-        f"{n_parameters:,} parameters, which take {n_bytes / 1e9:.1f} GB of disk with their logs\n"
+        f"{n_parameters:,} parameters; checkpoints and logs take {n_bytes / 1e9:.1f} GB of disk\n"
         f"{steps_left:,} decoder steps to go (each batch takes as many as its longest clip)\n"
         f"{time_left(jobs) or 'the time left will be known after the first epoch'}"
     )
@@ -226,7 +226,7 @@ def time_left(jobs: list[Job]) -> str:
         steps += sum(epoch["total_length"] for epoch in epochs)
         steps_left += (job.hparams.epochs - len(epochs)) * job.batches.total_length
     hours = minutes / 60 / max(steps, 1) * steps_left
-    return f"about {hours:.1f} hours of training left" if steps else ""
+    return f"about {hours:.1f} hours of training left" if steps and steps_left else ""
 
 
 # The series

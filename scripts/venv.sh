@@ -3,7 +3,7 @@
 # requirements-dev.txt that NEEDS names: the caller's python3 (or PYTHON=python3.12) if it has them all, else
 # .venv's. Makes .venv, and again when the requirements change. CI always uses .venv.
 PYTHON=${PYTHON:-python3}
-if [ -n "${CI:-}" ] || ! "$PYTHON" - ${NEEDS:-} <<'END'
+if [ -n "${CI:-}" ] || ! command -v "$PYTHON" > /dev/null || ! "$PYTHON" - ${NEEDS:-} <<'END'
 import sys
 
 try:
@@ -41,6 +41,10 @@ sys.exit(bool(missing) or sys.version_info < (3, 10))
 END
 then
     if ! cat requirements.txt requirements-dev.txt | cmp -s - .venv/installed.txt; then
+        command -v "$PYTHON" > /dev/null || {
+            echo "error: $PYTHON: no such program; set PYTHON to Python 3.10 or newer" >&2
+            exit 2
+        }
         "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
             echo "error: $PYTHON is $("$PYTHON" --version 2>&1); set PYTHON to Python 3.10 or newer" >&2
             exit 2

@@ -96,7 +96,7 @@ def test_the_documented_tables_and_numbers_come_out(call, monkeypatch, capsys, t
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(plot_batching, "draw_all", lambda *_: None)
     out = call(plot_batching.main, "--train_size=10480", "--paper", "--output_dir", tmp_path)
-    assert "no lengths given: these are LJSpeech's" in out and "become frames of 276" in out
+    assert "no lengths given; using LJSpeech's" in out and "become frames of 276" in out
     documented = Path("docs/results.md").read_text(encoding="utf-8")
     rows = [line for line in out.splitlines() if line.startswith("|")]
     assert len(rows) == 12 and set(rows) <= set(documented.splitlines())

@@ -122,7 +122,7 @@ def test_the_search_tries_until_all_fits_or_nothing_does(corpus, settings, monke
     settings = settings.replace("batch_size=3", "batch_size=1") + "epochs=3"
     search(monkeypatch, "--hparams", settings, "--memory_gib=16")
     printed = capfd.readouterr().out
-    assert "GiB" in printed and "all clips fit one batch: memory sets no limit here" in printed
+    assert "GiB" in printed and "all clips fit in one batch" in printed
     with pytest.raises(
         UserError, match=r"not even the longest clip, of \d+ frames, fits the memory"
     ):

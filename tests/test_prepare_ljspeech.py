@@ -303,10 +303,13 @@ def test_another_split_does_not_replace_lists(corpus, capsys, monkeypatch):
         patch.setattr(prepare, "check_samples", None)  # refused before samples are read
         for option, n in (("--train_fraction 0.6", "5 (5 in both)"), ("--seed 1", "6 (")):
             (line,) = refusal(f"{command} {option}")
-            assert line.startswith(f"{train}: exists and lists 6 clips, this run {n}")
+            assert line.startswith(f"{train}: already has 6 clips, this run would write {n}")
     assert before == [(path.read_bytes(), path.stat().st_mtime_ns) for path in (train, val)]
     train.unlink()  # as a run leaves it that was killed between the two
     (line,) = refusal(f"{command} --train_fraction 0.6")
-    assert line.startswith(f"{val}: exists and lists 2 clips, this run 3 ") and not train.exists()
+    assert (
+        line.startswith(f"{val}: already has 2 clips, this run would write 3 ")
+        and not train.exists()
+    )
     call(command)
     assert train.read_bytes() == before[0][0]

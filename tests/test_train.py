@@ -49,7 +49,7 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings, run, capsy
     output, printed = tmp_path / "run", capsys.readouterr().out
     files = {path: path.read_bytes() for path in output.glob("*.*")}
     assert run("run", settings + "epochs=2", *options) == 0
-    assert capsys.readouterr().out.endswith(".pt: has 2 epochs: nothing left to do\n")
+    assert capsys.readouterr().out.endswith(".pt: all 2 epochs are done\n")
     assert {path: path.read_bytes() for path in output.glob("*.*")} == files
 
     device, threads = choose_device(create_hparams()), torch.get_num_threads()
