@@ -226,7 +226,7 @@ def time_left(jobs: list[Job]) -> str:
         steps += sum(epoch["total_length"] for epoch in epochs)
         steps_left += (job.hparams.epochs - len(epochs)) * job.batches.total_length
     hours = minutes / 60 / max(steps, 1) * steps_left
-    return f"about {hours:.1f} hours of training left" if steps and steps_left else ""
+    return f"about {hours:.1f} hours of training left" if steps else ""
 
 
 # The series
