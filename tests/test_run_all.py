@@ -188,6 +188,7 @@ def test_interrupted_it_ends_its_training_and_says_how_to_go_on(
     (tmp_path / "train.py").write_text(
         "import os, pathlib, signal, time\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "time.sleep(1)  # by then run_all.py waits for it\n"
         f"os.kill(os.getppid(), {int(number)})\n"
         "signal.sigwait([signal.SIGTERM])\n"
         "time.sleep(0.1)  # it saves\n"
