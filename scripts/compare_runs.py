@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cli import ArgumentParser, exit_on_user_error
+from cli import ArgumentParser, UserError, exit_on_user_error
 from scripts.runs import CHOICE, inequality, load_runs, unequal_conditions
 
 COLUMNS = {  # heading: quantity, format
@@ -41,7 +41,10 @@ def main() -> None:
         "real frames only) and the alignment score (1: on the diagonal) are the last validation's."
     )
     parser.add_argument("runs", nargs="+", type=Path, help="outputs of train.py or run_all.sh")
-    first, *_ = runs = load_runs(parser.parse_args().runs)
+    runs, problems = load_runs(parser.parse_args().runs)
+    if not runs:
+        raise UserError("\n".join(problems))
+    first = runs[0]
     paths = [run.path.resolve() for run in runs]
     # Names that tell them apart; a "seed0" needs its parent's.
     parents = [p.parent.parent if p.name.startswith("seed") else p.parent for p in paths]
@@ -67,6 +70,8 @@ def main() -> None:
         print(f"| {' | '.join(map(str.rjust, row, widths))} |")
     for note in notes:
         print(note)
+    if problems:
+        raise UserError("\n".join(problems))
 
 
 if __name__ == "__main__":

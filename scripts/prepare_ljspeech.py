@@ -119,7 +119,8 @@ def _split_row(corpus: Path, line: str) -> tuple[str, str]:
         raise UserError(f"{len(columns)} column(s); use ID|text or ID|text|normalised text")
     path = f"wavs/{columns[0]}.wav"
     if "/" in columns[0] or not os.path.isfile(corpus / path):
-        raise UserError(f"{path}: no such file; fix the ID, or remove the line (a header?)")
+        fix = "fix the ID (it has no .wav), or remove the line (a header?)"
+        raise UserError(f"{path}: no such file; {fix}")
     return path, " ".join(columns[-1].split())
 
 

@@ -135,21 +135,31 @@ def load_run(path: Path) -> Run:
     return run
 
 
-def load_runs(folders: Iterable[Path]) -> list[Run]:
-    """The runs that are or lie in ``folders``, those of each folder in order."""
-    runs = []
+def load_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """The runs that are or lie in ``folders``, those of each folder in order, and what is wrong
+    with those that cannot be read."""
+    runs, problems = [], []
     for folder in folders:
-        paths = sorted(folder.rglob("hparams.json"))
+        paths, readable = sorted(folder.rglob("hparams.json")), []
         if not paths:
-            raise UserError(f"{folder}: holds no run; name the output of run_all.sh or train.py")
-        runs += sorted((load_run(path.parent) for path in paths), key=lambda run: run.order)
-    return runs
+            fix = "name the output of run_all.sh or train.py"
+            problems.append(f"{folder}: holds no run; {fix}")
+        for path in paths:
+            try:
+                readable.append(load_run(path.parent))
+            except UserError as error:
+                problems.append(str(error))
+        runs += sorted(readable, key=lambda run: run.order)
+    return runs, problems
 
 
 def load_comparable(folders: Iterable[Path]) -> list[Run]:
     """All runs in ``folders``, in order; :class:`UserError` if an experiment has a seed twice, or
     if they differ in more than their batching."""
-    runs = sorted(load_runs(folders), key=lambda run: run.order)
+    runs, problems = load_runs(folders)
+    if problems:
+        raise UserError("\n".join(problems))
+    runs.sort(key=lambda run: run.order)
     for first, second in itertools.combinations(runs, 2):
         names = f"{first.path} and {second.path}"
         if first.order == second.order:

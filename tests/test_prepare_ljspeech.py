@@ -185,7 +185,7 @@ def test_an_archive_that_reaches_out_is_refused(corpus, monkeypatch, name):
 def test_all_problems_of_a_corpus_are_in_one_list_and_nothing_is_written(corpus):
     """Those of the table's form, beside one each of a header, of samples and of a text."""
     rows = {
-        "ID|text|normalised text": "wavs/ID.wav: no such file; fix the ID, or remove the line (a",
+        "ID|text|normalised text": "wavs/ID.wav: no such file; fix the ID (it has no .wav), or",
         "C-0|one|one": "c/wavs/C-0.wav: 2 channels",
         "C-1|silent|silent": "c/wavs/C-1.wav: is silent",
         "C-2||  ": "text '' has nothing to speak",

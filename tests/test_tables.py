@@ -336,6 +336,14 @@ def test_compare_runs_finds_the_runs_of_a_series(tmp_path, output_of):
     assert other["time"] == "–" and "other/RAND/seed0" in rows
 
 
+def test_compare_runs_shows_the_runs_that_it_can_read(tmp_path, output_of, capsys):
+    good, bad = write_run(tmp_path, "RAND", 0), write_run(tmp_path, "SB", 0)
+    (bad / "metrics.jsonl").write_text("not json\n")
+    with pytest.raises(UserError, match=r"SB/seed0/metrics\.jsonl: .*\n.*none: holds no run"):
+        output_of(compare_runs, good, bad, tmp_path / "none")
+    assert "| 4/4 |" in re.sub(" +", " ", capsys.readouterr().out)
+
+
 def test_compare_runs_compares_times_in_equal_conditions(tmp_path, output_of):
     first = write_run(tmp_path, "RAND", start={})
     same = {"start": {}, "lrf": 0.5, "batch_size": 8, "epochs_per_validation": 1}
