@@ -8,6 +8,7 @@ import re
 import signal
 import stat
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -365,10 +366,15 @@ def run_parallel(function: Callable[[Clip], Any], clips: Sequence[Clip], name: s
 
 
 def end_workers(iterator: Any) -> None:
-    """End the worker processes of a DataLoader's iterator now, if it has any."""
+    """End the processes of a DataLoader's iterator now, if it has any."""
+    if not hasattr(iterator, "_shutdown_workers"):
+        return
     with uninterrupted():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise an error
-        for worker in getattr(iterator, "_workers", ()):  # torch would wait five seconds for each
-            worker.terminate()
-        if hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise their deaths
+        for worker in iterator._workers:
+            worker.kill()
+            worker.join()
+        # In a thread: torch waits for a lock that a process may have held when it was killed.
+        thread = threading.Thread(target=iterator._shutdown_workers, daemon=True)
+        thread.start()
+        thread.join(timeout=2)

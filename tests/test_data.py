@@ -544,6 +544,15 @@ def test_a_file_that_changes_while_training_is_named(hparams, clips, cache, chan
             list(loaded(loader))
 
 
+def test_a_lock_that_a_killed_process_held_does_not_keep_a_loader_from_ending(hparams, clips):
+    data = MelDataset(clips, open_mels(clips, hparams))
+    hparams = replace(hparams, num_workers=1)
+    with open_loaders(data, [[0]], data, [[1]], hparams) as loaders:
+        for loader in loaders:
+            loader._iterator._workers_done_event._cond.acquire()
+    assert not multiprocessing.active_children()
+
+
 def test_validation_batches_depend_on_no_batching_setting(settings, clips):
     batches = data_utils.validation_batches(clips, create_hparams(settings))
     assert sorted(i for batch in batches for i in batch) == list(range(8))
