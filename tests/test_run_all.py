@@ -300,3 +300,19 @@ def test_parameters_are_the_papers_on_ljspeechs_lengths(capsys):
         assert args.settings["bucket_size"] == pytest.approx(bucket_size, rel=0.05)
         assert args.settings["n_bins"] == pytest.approx(n_bins, rel=0.05)
         assert args.seeds == [0, 1] and "share plans" in capsys.readouterr().out
+
+
+def test_the_program_trains_in_processes_of_its_own_and_reports(tones, tmp_path):
+    """From another folder; called again it has nothing left to train."""
+    options = arguments(tones, Path("out"), "--only", "RAND SSB-DBS-BR", "--epochs", "1")
+    command = ["bash", ROOT / "scripts/run_all.sh", *options]
+    environment = {**os.environ, "PYTHON": sys.executable, "CI": "", "OMP_NUM_THREADS": "1"}
+    for _ in range(2):
+        result = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "Table 2" in result.stdout and "FAILED" not in result.stdout
+    assert result.stdout.count("finished") >= 2 and "epoch 0" not in result.stdout
+    assert len(list(tmp_path.glob("out/*/seed0/checkpoint_best.pt"))) == 2
+    assert (tmp_path / "out/tables/table2.md").exists()
