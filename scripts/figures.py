@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import UserError, exit_on_user_error
 from scripts.paper import EXPERIMENTS, PAPER
-from scripts.runs import LEAST_VALIDATIONS, Results, losses_of, parse_args, smoothed
+from scripts.runs import LEAST_VALIDATIONS, Results, parse_args, smoothed
 
 # A colour of Okabe and Ito's for each strategy; marker and line tell which operations are on.
 COLOURS = {"RAND": "#000000", "SB": "#D55E00", "SSB": "#0072B2", "BKT": "#009E73", "ATS": "#CC79A7"}
@@ -45,7 +45,7 @@ def draw_losses(ax: Any, results: Results, over_time: bool = False) -> None:
         scale = {name: value for name, value in minutes.items() if not math.isnan(value)}
     curves = defaultdict(list)
     for run in results.runs:
-        losses = losses_of(run, epochs)
+        losses = run.losses(epochs)
         if run.experiment in scale and losses:
             curves[run.experiment].append(losses)
     if not curves:

@@ -52,7 +52,7 @@ class Run(NamedTuple):
     experiment: str
     epochs: list[dict[str, Any]]  # the records of "epoch" events
     validations: list[dict[str, Any]]  # the records of "validation" events
-    conditions: list[tuple[str, ...]]  # its CONDITIONS, several if they changed with a resume
+    conditions: list[tuple[str, ...]]  # "decoder=scan" and so on, several if a resume changed them
 
     @property
     def order(self) -> tuple[int, str, int]:
@@ -62,9 +62,28 @@ class Run(NamedTuple):
 
     def averages(self) -> dict[str, float]:
         """The AVERAGES over the epochs so far; empty before the first has ended."""
-        if not self.epochs:
-            return {}
-        return {name: mean([e[name] for e in self.epochs]) for name, mean in AVERAGES.items()}
+        means = AVERAGES if self.epochs else {}
+        return {name: mean([e[name] for e in self.epochs]) for name, mean in means.items()}
+
+    def losses(self, epochs: Sequence[int], name: str = "loss") -> list[float]:
+        """Its validation losses after ``epochs``, up to the first missing or not finite."""
+        by_epoch = {record["epoch"] + 1: record[name] for record in self.validations}
+        losses = (by_epoch.get(epoch, math.nan) for epoch in epochs)
+        return list(itertools.takewhile(math.isfinite, losses))
+
+    def staged_losses(self, epochs: Sequence[int]) -> dict[str, float]:
+        """VL1, VL2, VL3 and VLavg of the loss and of the masked loss, as far as they are known;
+        none of fewer than LEAST_VALIDATIONS."""
+        values = {}
+        if len(epochs) < LEAST_VALIDATIONS:
+            return values
+        for prefix, name in (("vl", "loss"), ("masked", "masked_loss")):
+            losses = self.losses(epochs, name)
+            losses += [math.nan] * (len(epochs) - len(losses))
+            means = [smoothed(losses)[stage] for stage in stages(epochs)]
+            means.append(fmean(losses[stages(epochs)[0] :]))
+            values |= zip([f"{prefix}{end}" for end in (1, 2, 3, "_avg")], means, strict=True)
+        return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 class Results(NamedTuple):
@@ -116,23 +135,16 @@ def load_settings(path: Path) -> dict[str, Any]:
 
 
 def load_run(path: Path) -> Run:
-    settings = load_settings(path)
-    run = Run(path, settings, experiment_name(settings), [], [], [])
-    file = path / "metrics.jsonl"
-    starts = []  # that the next epoch ran under; several if it was interrupted
+    settings, file = load_settings(path), path / "metrics.jsonl"
+    events, conditions = defaultdict(list), {}
     for record in read_metrics(file) if file.exists() else []:  # a new run has none yet
-        if record["event"] == "start":
-            starts.append(record)
-        elif record["event"] == "validation":
-            run.validations.append(record)
-        elif record["event"] == "epoch":
-            run.epochs.append(record)
-            for start in starts or [settings]:  # older versions recorded no start
-                conditions = tuple(str(start.get(name, "unknown")) for name in CONDITIONS)
-                if conditions not in run.conditions:
-                    run.conditions.append(conditions)
-            starts = starts[-1:]
-    return run
+        events[record["event"]].append(record)
+        if record["event"] == "epoch":  # a start counts once an epoch has ended
+            for start in events["start"] or [settings]:  # older versions recorded no start
+                values = (f"{name}={start.get(name, 'unknown')}" for name in CONDITIONS)
+                conditions[tuple(values)] = None
+    experiment = experiment_name(settings)
+    return Run(path, settings, experiment, events["epoch"], events["validation"], list(conditions))
 
 
 def load_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -197,13 +209,12 @@ def unequal_conditions(runs: Iterable[Run]) -> str:
     for run in runs:
         for conditions in run.conditions:
             groups[conditions].append(str(run.path))
-    varying = [i for i, values in enumerate(zip(*groups, strict=True)) if len(set(values)) > 1]
+    shared = set.intersection(*map(set, groups)) if groups else set()
     parts = []
-    for conditions, paths in groups.items() if varying else ():
+    for conditions, paths in groups.items():
         named = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-        values = ", ".join(f"{CONDITIONS[i]}={conditions[i]}" for i in varying)
-        parts.append(f"{named} trained with {values}")
-    return "; ".join(parts)
+        parts.append(f"{named} trained with {', '.join(c for c in conditions if c not in shared)}")
+    return "; ".join(parts) if len(parts) > 1 else ""
 
 
 def validated_epochs(runs: Sequence[Run]) -> list[int]:
@@ -218,34 +229,9 @@ def stages(epochs: Sequence[int]) -> list[int]:
     return [min(range(len(epochs)), key=lambda i: abs(epochs[i] - t)) for t in targets]
 
 
-def losses_of(run: Run, epochs: Sequence[int], name: str = "loss") -> list[float]:
-    """The run's validation losses, up to the first that is missing or not finite."""
-    by_epoch = {record["epoch"] + 1: record[name] for record in run.validations}
-    losses = (by_epoch.get(epoch, math.nan) for epoch in epochs)
-    return list(itertools.takewhile(math.isfinite, losses))
-
-
 def smoothed(losses: Sequence[float]) -> list[float]:
     """Each loss averaged with the previous and the next, where there are (Sec. 6)."""
     return [fmean(losses[max(i - 1, 0) : i + 2]) for i in range(len(losses))]
-
-
-def staged_losses(run: Run, epochs: Sequence[int]) -> dict[str, float]:
-    """VL1, VL2, VL3 and VLavg, as far as they are known, of the loss and of the masked loss;
-    none of fewer than LEAST_VALIDATIONS."""
-    if len(epochs) < LEAST_VALIDATIONS:
-        return {}
-    values = {}
-    for prefix, name in (("vl", "loss"), ("masked", "masked_loss")):
-        losses = losses_of(run, epochs, name)
-        complete = len(losses) == len(epochs)
-        known = smoothed(losses)[: None if complete else -1]  # the newest still lacks its next
-        for number, stage in enumerate(stages(epochs), start=1):
-            if stage < len(known):
-                values[f"{prefix}{number}"] = known[stage]
-        if complete:
-            values[f"{prefix}_avg"] = fmean(losses[stages(epochs)[0] :])
-    return values
 
 
 def read_results(folders: Iterable[Path], timing: Path | None = None) -> Results:
@@ -273,7 +259,7 @@ def read_results(folders: Iterable[Path], timing: Path | None = None) -> Results
     values = {run.experiment: defaultdict(list) for run in [*runs, *timed]}
     for source, for_times in ((runs, False), (timed, True)):
         for run in source:
-            for name, value in (run.averages() | staged_losses(run, epochs)).items():
+            for name, value in (run.averages() | run.staged_losses(epochs)).items():
                 if name not in left_out and (name in TIMES) == for_times:
                     values[run.experiment][name].append(value)
     return Results(runs, epochs, values, notes)

@@ -10,6 +10,7 @@ still missing is listed.
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -19,13 +20,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cli import exit_on_user_error
 from scripts import paper
 from scripts.paper import EXPERIMENTS, PAPER
-from scripts.runs import Results, Values, losses_of, parse_args, stages
+from scripts.runs import Results, Values, parse_args, stages
 
-# Quantities of the tables, and our digits.
-TABLE1 = {"n_batches": 0, "zpr": 2, "abl": 2}
-TABLE2 = {"zpr": 2, "abl": 1, "minutes": 3, "vl1": 3, "vl2": 3, "vl3": 3, "vl_avg": 3}
-BEYOND = {"n_batches": 1, "total_length": 0, "frames_per_second": 0, "peak_memory_gib": 2}
-BEYOND |= {"masked3": 3, "masked_avg": 3}
+# Columns of the tables: the quantity, and our digits.
+TABLE1 = {"Batches": ("n_batches", 0), "ZPR %": ("zpr", 2), "ABL": ("abl", 2)}
+TABLE2 = {"ZPR %": ("zpr", 2), "ABL": ("abl", 1), "min/epoch": ("minutes", 3)}
+TABLE2 |= {"VL1": ("vl1", 3), "VL2": ("vl2", 3), "VL3": ("vl3", 3), "VLavg": ("vl_avg", 3)}
+BEYOND = {"batches": ("n_batches", 1), "sum of batch lengths": ("total_length", 0)}
+BEYOND |= {"real frames/s": ("frames_per_second", 0), "peak memory GiB": ("peak_memory_gib", 2)}
+BEYOND |= {"masked VL3": ("masked3", 3), "masked VLavg": ("masked_avg", 3)}
 WANTED = {  # the changes of a loss that a conclusion asks for, in percent
     "lower": (-math.inf, 0),
     "higher": (0, math.inf),
@@ -34,42 +37,39 @@ WANTED = {  # the changes of a loss that a conclusion asks for, in percent
 LEAST_DF = 4  # a spread from fewer degrees of freedom decides nothing
 
 
-def table(title: str, head: str, rows: Iterable[Sequence[str]], note: str = "") -> str:
-    rule = "| --- |" + " ---: |" * head.count(" | ")
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    text = "\n".join([f"**{title}**\n", f"| {head} |", rule, *lines, ""])
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    lines = [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+    text = "\n".join([f"**{title}**\n", *lines, ""])
     return f"{text}\n*{note}*\n" if note else text
 
 
 def cell(number: tuple[float, float], digits: int, theirs: str = "") -> str:
     """``mean ± standard error (paper's)``."""
-    text = "–" if math.isnan(number[0]) else f"{number[0]:,.{digits}f}"
-    if not math.isnan(number[1]):
-        text += f" ± {number[1]:,.{digits}f}"
-    return f"{text} ({theirs})" if theirs else text
+    mean, error = ("" if math.isnan(x) else f"{x:,.{digits}f}" for x in number)
+    return (mean or "–") + (f" ± {error}" if error else "") + (f" ({theirs})" if theirs else "")
 
 
-def cells(results: Results, experiment: str, quantities: dict[str, int]) -> list[str]:
+def cells(results: Results, experiment: str, columns: dict[str, tuple[str, int]]) -> list[str]:
     """An experiment's means, each beside the paper's, where it has one."""
     row = PAPER.get(experiment, {})
     theirs = {name: f"{value:.{paper.DIGITS[name]}f}" for name, value in row.items()}
     return [
         cell(results.mean(experiment, name), digits, theirs.get(name, ""))
-        for name, digits in quantities.items()
+        for name, digits in columns.values()
     ]
 
 
 def table1(results: Results) -> str:
     """Parameters selected, and the padding that they give (Sec. 3)."""
     rows = []
-    ranges = {"SSB": "[0, ∞)", "BKT": "[batch size, clips)", "ATS": "[1, clips / batch size]"}
-    for strategy, parameter in paper.PARAMETERS.items():
-        name, theirs = f"{strategy}-BR", paper.PAPER_PARAMETERS[strategy]
+    for strategy, (theirs, limits) in paper.TABLE1.items():
+        name, parameter = f"{strategy}-BR", paper.PARAMETERS[strategy]
         ours = next((r.settings[parameter] for r in results.runs if r.experiment == name), "–")
-        selected = [name, f"{parameter} {ours} ({theirs})", ranges[strategy]]
-        rows.append(selected + cells(results, name, TABLE1))
+        selected = f"{parameter} {ours} ({theirs})"
+        rows.append([name, selected, limits, *cells(results, name, TABLE1)])
     title = "Table 1: parameters selected for the same padding (the paper's on LJSpeech)"
-    return table(title, "Batching | Selected parameter | Range | Batches | ZPR % | ABL", rows)
+    return table(title, ["Batching", "Selected parameter", "Range", *TABLE1], rows)
 
 
 def table2(results: Results) -> str:
@@ -96,13 +96,9 @@ def table2(results: Results) -> str:
         "loss over real frames only, which padding does not change."
     )
     title = "Table 2: efficiency and validation losses (the paper's, on LJSpeech)"
-    head = "Batching | Seeds | ZPR % | ABL | min/epoch | VL1 | VL2 | VL3 | VLavg"
-    beyond_head = (
-        "Batching | batches | sum of batch lengths | real frames/s | peak memory GiB | masked VL3 "
-        "| masked VLavg"
-    )
-    beyond = table("Table 2, beyond the paper", beyond_head, beyond, beyond_note)
-    return f"{table(title, head, rows, note)}\n{beyond}"
+    first = table(title, ["Batching", "Seeds", *TABLE2], rows, note)
+    second = table("Table 2, beyond the paper", ["Batching", *BEYOND], beyond, beyond_note)
+    return f"{first}\n{second}"
 
 
 def table3(results: Results) -> str:
@@ -118,7 +114,7 @@ def table3(results: Results) -> str:
         steps = cell(results.reduction(name, "total_length"), 2)
         rows.append([name, cell(saved, 3, f"{theirs:.2f}"), time, steps])
     title = "Table 3: training time reduction (the paper's, on one GTX 1080)"
-    head = "From RAND to | saved, min/epoch | saved % | fewer decoder steps %"
+    head = ["From RAND to", "saved, min/epoch", "saved %", "fewer decoder steps %"]
     return table(title, head, rows, results.notes.get("times", ""))
 
 
@@ -128,12 +124,12 @@ def table4(results: Results) -> str:
     for part, pairs in paper.COMPARISONS.items():
         for pair in pairs:
             names = pair.split(" → ")
-            losses = [text for e in names for text in (e, *cells(results, e, {"vl3": 3}))]
+            losses = [text for e in names for text in (e, *cells(results, e, {"VL3": ("vl3", 3)}))]
             change, low, high = evidence.contrast(pair)
             before, after = (PAPER[e]["vl3"] for e in names)
             ours = with_interval(-change, -high, -low, ".2f")
             rows.append([part, *losses, ours, f"{100 * (1 - after / before):.2f}"])
-    head = " | From | VL3 | To | VL3 | Reduction % | Paper's %"
+    head = ["", "From", "VL3", "To", "VL3", "Reduction %", "Paper's %"]
     note = (
         "In parentheses: beside a loss the paper's, beside a reduction (of the geometric mean) "
         "its 95 % interval by itself, from the spread between seeds pooled over all experiments."
@@ -187,39 +183,45 @@ def judge(low: float, high: float, wanted: str) -> str:
     return "fails" if high < least or low > most else "open"
 
 
-def verdict(outcomes: Sequence[str], missing: Sequence[str]) -> str:
-    """What a conclusion's checks say of it; ``missing``: the experiments that it lacks."""
-    if missing:
-        return f"**not run** (needs {', '.join(missing)})"
-    answer = "not decidable at this scale" if "open" in outcomes else "supported"
-    if "fails" in outcomes:
+def verdict(outcomes: Iterable[str]) -> str:
+    """What the outcomes of a conclusion's checks say of it."""
+    counts = Counter(outcomes)
+    answer = "not decidable at this scale" if counts["open"] else "supported"
+    if counts["fails"]:
         answer = "contradicted"
-    words = [word for word in ("holds", "fails", "open") if word in outcomes]
-    return f"**{answer}** ({', '.join(f'{outcomes.count(word)} {word}' for word in words)})"
+    words = [f"{counts[word]} {word}" for word in ("holds", "fails", "open") if counts[word]]
+    return f"**{answer}** ({', '.join(words)})"
 
 
-def conclusions(results: Results) -> str:
-    """The report on the conclusions, as Markdown."""
+def random_at_end_of(results: Results) -> dict[str, list[float]]:
+    """RAND's losses when another experiment has ended, by its name."""
     import numpy as np
 
-    epochs, notes = results.epochs, results.notes
-    theirs = {e: {name: [value] for name, value in row.items()} for e, row in PAPER.items()}
-    evidence = [Evidence(v, n) for n in ("vl3", "vl_avg") for v in (results.values, theirs)]
-    vl3 = evidence[0]
-    seeds = "unknown with so few seeds"
-    if vl3.df >= LEAST_DF:
-        seeds = f"of VL3 {vl3.sd:.1%} sd, pooled over experiments, {vl3.df} degrees of freedom"
-    # Added once the spread is pooled: these are RAND's own runs again.
-    curves = [losses_of(run, epochs) for run in results.runs if run.experiment == "RAND"]
+    epochs, losses = results.epochs, {}
+    curves = [run.losses(epochs) for run in results.runs if run.experiment == "RAND"]
     curves = [curve for curve in curves if len(curve) == len(epochs)]
     for name in results.values:
         saved, _ = results.reduction(name, "minutes")
         if curves and not math.isnan(saved):
-            end = min(1 - saved / 100, 1) * epochs[-1]  # RAND's epochs when the other has ended
+            end = min(1 - saved / 100, 1) * epochs[-1]  # RAND's epochs by then
             # Averaged with the loss one validation before, as is VL3, which has no next one.
             times = end + epochs[-2:][0] - epochs[-1], end
-            logs = [math.log(fmean(np.interp(times, epochs, curve))) for curve in curves]
-            vl3.logs[f"RAND in {name}'s time"] = logs
+            losses[name] = [fmean(np.interp(times, epochs, curve)) for curve in curves]
+    return losses
+
+
+def conclusions(results: Results) -> str:
+    """The report on the conclusions, as Markdown."""
+    notes, at_end = results.notes, random_at_end_of(results)
+    theirs = {e: {name: [value] for name, value in row.items()} for e, row in PAPER.items()}
+    evidence = [Evidence(v, n) for n in ("vl3", "vl_avg") for v in (results.values, theirs)]
+    vl3 = evidence[0]
+    # Added once the spread is pooled: these are RAND's own runs again.
+    vl3.logs |= {f"RAND in {e}'s time": list(map(math.log, x)) for e, x in at_end.items()}
+    decidable = vl3.df >= LEAST_DF
+    seeds = "unknown with so few seeds"
+    if decidable:
+        seeds = f"of VL3 {vl3.sd:.1%} sd, pooled over experiments, {vl3.df} degrees of freedom"
     timed = not math.isnan(results.reduction("SSB-DBS-BR", "minutes")[0])
     time = " The time that it saves is in Table 3." if timed else ""
     lines = [
@@ -237,14 +239,14 @@ def conclusions(results: Results) -> str:
         rows, outcomes = [], []
         for check, wanted in checks:
             changes = [e.contrast(check, len(checks)) for e in evidence]
-            _, low, high = changes[0]
-            outcomes.append(judge(low, high, wanted) if vl3.df >= LEAST_DF else "open")
+            outcomes.append(judge(*changes[0][1:], wanted) if decidable else "open")
             texts = [with_interval(*change, "+.1f") for change in changes]
             rows.append(f"   | {' | '.join([check, wanted, *texts, outcomes[-1]])} |")
         needed = re.findall(r"[A-Z][A-Z-]+", str(checks))
         missing = [name for name in EXPERIMENTS if name in needed and name not in results.values]
+        answer = f"**not run** (needs {', '.join(missing)})" if missing else verdict(outcomes)
         lines += [
-            f"{number}. {claim.format(verdict(outcomes, missing), time)}\n",
+            f"{number}. {claim.format(answer, time)}\n",
             "   | From → to | wanted | VL3 % | paper's | VLavg % | paper's | by VL3 |",
             "   |---|---|---:|---:|---:|---:|---|",
             *rows,
@@ -261,7 +263,7 @@ def missing_results(results: Results) -> list[str]:
     for run in results.runs:
         if not all(math.isfinite(record["loss"]) for record in run.validations):
             missing.append(f"{run.path}: has diverged, and is left out")
-        elif len(losses_of(run, epochs)) < len(epochs):
+        elif len(run.losses(epochs)) < len(epochs):
             missing.append(f"{run.path}: {len(run.epochs)} of {epochs[-1]} epochs")
     return missing
 
