@@ -1,9 +1,7 @@
 """Compare finished or running runs side by side.
 
-    python scripts/compare_runs.py runs/demo/RAND runs/demo/SSB-DBS-BR
-    python scripts/compare_runs.py runs/table2                 # every run of run_all.sh
-
-The others are compared with the first run.
+python scripts/compare_runs.py runs/demo/RAND runs/demo/SSB-DBS-BR
+python scripts/compare_runs.py runs/table2                 # every run of run_all.sh
 """
 
 import os
@@ -55,9 +53,9 @@ def main() -> None:
         values["epochs"] = f"{len(run.epochs)}/{run.settings['epochs']}"
         if reason := inequality(first, run, EXEMPT):
             notes.append(f"{names[0]} and {name}: times are not compared: {reason}")
+        alike = run is first or not (reason or unequal_conditions([first, run]))
         if run.epochs:
             values["seconds"] = 60 * values["minutes"]
-            alike = run is first or not (reason or unequal_conditions([first, run]))
             if first.epochs and alike:
                 values["change"] = 100 * (values["minutes"] / first.averages()["minutes"] - 1)
         cells = [form.format(values[k]) if k in values else "–" for k, form in COLUMNS.values()]
@@ -66,10 +64,7 @@ def main() -> None:
         notes.append(f"times are not compared: {reason}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, ["-" * width for width in widths])
-    for row in rows:
-        print(f"| {' | '.join(map(str.rjust, row, widths))} |")
-    for note in notes:
-        print(note)
+    print(*(f"| {' | '.join(map(str.rjust, row, widths))} |" for row in rows), *notes, sep="\n")
     if problems:
         raise UserError("\n".join(problems))
 

@@ -9,11 +9,12 @@ Figures 1-3.
 
 import math
 import sys
-from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -38,34 +39,28 @@ def draw_losses(ax: Any, results: Results, over_time: bool = False) -> None:
     """Validation losses over epochs, or over time."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
-    epochs = results.epochs
-    scale = dict.fromkeys(FIGURE4, 1.0)
+    epochs, xlabel, scale = results.epochs, "epochs", dict.fromkeys(FIGURE4, 1.0)
     if over_time:
-        minutes = {name: results.mean(name, "minutes")[0] for name in results.values}
-        scale = {name: value for name, value in minutes.items() if not math.isnan(value)}
-    curves = defaultdict(list)
-    for run in results.runs:
-        losses = run.losses(epochs)
-        if run.experiment in scale and losses:
-            curves[run.experiment].append(losses)
+        times = {name: row["minutes"] for name, row in results.values.items() if row["minutes"]}
+        hours = epochs[-1] * max(map(fmean, times.values()), default=0) > 120
+        scale = {name: fmean(minutes) / (60 if hours else 1) for name, minutes in times.items()}
+        xlabel = f"training time ({'hours' if hours else 'minutes'})"
+    curves = {}
+    for name in scale:
+        losses = [run.losses(epochs) for run in results.runs if run.experiment == name]
+        longest = max(map(len, losses), default=0)
+        if longest:  # leave out the seeds that have not come as far
+            curves[name] = [curve for curve in losses if len(curve) == longest]
     if not curves:
         raise UserError("no run has a validation yet; wait for the first")
-    for name, losses in curves.items():
-        longest = max(map(len, losses))  # of the seeds that have come furthest
-        curves[name] = [curve for curve in losses if len(curve) == longest]
     smooth = min(len(losses[0]) for losses in curves.values()) >= LEAST_VALIDATIONS
     skipped = sum(epoch < 0.2 * epochs[-1] for epoch in epochs)  # so steep that it hides the rest
-    xlabel = "training time (minutes)" if over_time else "epochs"
-    if over_time and epochs[-1] * max(scale.values()) > 120:
-        scale = {name: value / 60 for name, value in scale.items()}
-        xlabel = "training time (hours)"
     for name, losses in curves.items():
         start, end = min(skipped, len(losses[0]) - 1), len(losses[0])
         x = [epoch * scale[name] for epoch in epochs[start:end]]
-        seeds = [(smoothed(curve) if smooth else curve)[start:] for curve in losses]
-        least, means, most = (list(map(f, zip(*seeds, strict=True))) for f in (min, fmean, max))
-        ax.plot(x, means, markersize=4, **style(name))
-        ax.fill_between(x, least, most, alpha=0.12, linewidth=0, color=style(name)["color"])
+        y = np.array([(smoothed(curve) if smooth else curve)[start:] for curve in losses])
+        ax.plot(x, y.mean(0), markersize=4, **style(name))
+        ax.fill_between(x, y.min(0), y.max(0), alpha=0.12, lw=0, color=style(name)["color"])
     unsmoothed = f"\nnot smoothed: a run has fewer than {LEAST_VALIDATIONS} validations"
     ylabel = f"validation loss (RAND batches){', smoothed' if smooth else unsmoothed}"
     ax.set(xlabel=xlabel, ylabel=ylabel, yscale="log")  # separates small losses
@@ -114,6 +109,7 @@ def main() -> None:
     problems = []
     for name, draw in drawings.items():
         path = output / f"{name}.png"
+        path.unlink(missing_ok=True)  # it may show other runs
         try:
             if "times" in results.notes and name != "figure4":
                 raise UserError(results.notes["times"])
@@ -123,7 +119,6 @@ def main() -> None:
                 figure.savefig(path, dpi=160)
             print(f"wrote {path}")
         except UserError as error:  # something is still missing
-            path.unlink(missing_ok=True)  # it would show other runs than the rest
             problems.append(f"{path}: {error}")
             print(f"not drawn: {problems[-1]}")
     if len(problems) == len(drawings):

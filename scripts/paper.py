@@ -32,11 +32,7 @@ PAPER_BATCHES["RAND-DBS"] = 606
 PAPER_REDUCTION = {"SSB-BR": 29.98, "SB-BR": 36.57, "SSB-DBS-BR": 41.25}  # Table 3, percent
 PAPER_EPOCHS, PAPER_STAGES = 220, (100, 160, 220)  # of VL1, VL2 and VL3
 PARAMETERS = {"SSB": "lrf", "BKT": "bucket_size", "ATS": "n_bins"}  # Table 1: the one selected
-TABLE1 = {  # the value selected, and its range
-    "SSB": (0.1, "[0, ∞)"),
-    "BKT": (1024, "[batch size, clips)"),
-    "ATS": (58, "[1, clips / batch size]"),
-}
+PAPER_PARAMETERS = {"SSB": 0.1, "BKT": 1024, "ATS": 58}
 COMPARISONS = {  # Table 4
     "SB or SSB": ("SB → SSB", "SB-BR → SSB-BR", "SB-DBS → SSB-DBS"),
     "without or with BR": ("SB → SB-BR", "SSB → SSB-BR", "SSB-DBS → SSB-DBS-BR"),

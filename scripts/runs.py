@@ -3,7 +3,6 @@
 A run is its output folder: hparams.json has its settings, metrics.jsonl its records.
 """
 
-import dataclasses
 import itertools
 import json
 import math
@@ -128,7 +127,7 @@ def load_settings(path: Path) -> dict[str, Any]:
     try:
         settings = by_new_names(json.loads(file.read_text(encoding="utf-8")))
         settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
-        return dataclasses.asdict(HParams(**settings))
+        return vars(HParams(**settings))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         problem = f"not the settings of a run of this version ({error})"
         raise UserError(f"{file}: {problem}; name another folder") from None

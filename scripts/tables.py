@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import exit_on_user_error
@@ -63,11 +65,12 @@ def cells(results: Results, experiment: str, columns: dict[str, tuple[str, int]]
 def table1(results: Results) -> str:
     """Parameters selected, and the padding that they give (Sec. 3)."""
     rows = []
-    for strategy, (theirs, limits) in paper.TABLE1.items():
-        name, parameter = f"{strategy}-BR", paper.PARAMETERS[strategy]
+    ranges = {"SSB": "[0, ∞)", "BKT": "[batch size, clips)", "ATS": "[1, clips / batch size]"}
+    for strategy, parameter in paper.PARAMETERS.items():
+        name, theirs = f"{strategy}-BR", paper.PAPER_PARAMETERS[strategy]
         ours = next((r.settings[parameter] for r in results.runs if r.experiment == name), "–")
         selected = f"{parameter} {ours} ({theirs})"
-        rows.append([name, selected, limits, *cells(results, name, TABLE1)])
+        rows.append([name, selected, ranges[strategy], *cells(results, name, TABLE1)])
     title = "Table 1: parameters selected for the same padding (the paper's on LJSpeech)"
     return table(title, ["Batching", "Selected parameter", "Range", *TABLE1], rows)
 
@@ -195,8 +198,6 @@ def verdict(outcomes: Iterable[str]) -> str:
 
 def random_at_end_of(results: Results) -> dict[str, list[float]]:
     """RAND's losses when another experiment has ended, by its name."""
-    import numpy as np
-
     epochs, losses = results.epochs, {}
     curves = [run.losses(epochs) for run in results.runs if run.experiment == "RAND"]
     curves = [curve for curve in curves if len(curve) == len(epochs)]
