@@ -60,9 +60,6 @@ class Job(NamedTuple):
     done: int  # epochs in its newest checkpoint
 
 
-# Arguments
-
-
 def experiments(text: str) -> list[str]:
     names = text.split()
     if not names or set(names) - set(EXPERIMENTS):
@@ -109,16 +106,11 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-# What to train
-
-
 def choose_data(args: argparse.Namespace) -> dict[str, str]:
-    """The settings that name the data. The filelists are written into the output folder, so that
-    all runs there train on the same clips."""
+    """The settings that name the data, with filelists in the output folder for all its runs."""
     hparams = HParams(**args.settings)
     if args.train:
-        data_dir = hparams.data_dir
-        lists = [read_lines(args.train), read_lines(args.val)]
+        data_dir, lists = hparams.data_dir, [read_lines(args.train), read_lines(args.val)]
     else:
         data_dir = args.corpus or LJSPEECH
         if not args.corpus and not LJSPEECH.exists():
@@ -170,8 +162,7 @@ def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
     for seed, name in itertools.product(args.seeds, args.only):
         settings = args.settings | experiment_settings(name) | {"epochs": args.epochs, "seed": seed}
         if not settings["dynamic_batch_size"]:  # only DBS has a capacity
-            settings.pop("batch_capacity", None)
-            settings.pop("batch_capacity_seconds", None)
+            settings = {k: v for k, v in settings.items() if not k.startswith("batch_capacity")}
         folder, hparams, done = args.output / name / f"seed{seed}", HParams(**settings), 0
         with suppress(UserError, KeyError):  # without a checkpoint; train.py reports damaged ones
             done = load_newest(folder)[1]["progress"]["epoch"]
@@ -186,9 +177,6 @@ def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
         title = f"{name}, seed {seed}"
         jobs.append(Job(title, folder, format_overrides(settings), hparams, batches, done))
     return jobs
-
-
-# How much is left
 
 
 def announce(jobs: list[Job], train: list[Clip], val: list[Clip]) -> None:
@@ -217,7 +205,7 @@ def announce(jobs: list[Job], train: list[Clip], val: list[Clip]) -> None:
 
 def time_left(jobs: list[Job]) -> str:
     """The training time left, judging by the epochs finished so far; "" before the first one."""
-    minutes, steps, steps_left = 0.0, 0, 0
+    minutes = steps = steps_left = 0
     for job in jobs:
         epochs = []
         with suppress(UserError):  # it has not begun, or its records are damaged
@@ -227,9 +215,6 @@ def time_left(jobs: list[Job]) -> str:
         steps_left += (job.hparams.epochs - len(epochs)) * job.batches.total_length
     hours = minutes / 60 / max(steps, 1) * steps_left
     return f"about {hours:.1f} hours of training left" if steps else ""
-
-
-# The series
 
 
 def call(program: str, *arguments: object, jobs: list[Job] | None = None) -> int:
@@ -250,24 +235,6 @@ def call(program: str, *arguments: object, jobs: list[Job] | None = None) -> int
             print("stopping; run the same command again to continue", flush=True)
             process.terminate()
             process.wait()
-
-
-def prepare(args: argparse.Namespace) -> tuple[list[Job], list[str]]:
-    """The runs, and the arguments of plot_batching.py. Whatever can be refused is refused here."""
-    for lock in sorted(args.output.glob("*/*/lock")):
-        with locked(lock.parent, wait=True):  # by a train.py whose run_all.py was killed
-            pass
-    args.settings |= choose_data(args)
-    train, val = data_utils.load_data(HParams(**args.settings))
-    select_parameters(args, [clip.n_frames for clip in train])
-    jobs = make_jobs(args, train)
-    if any(job.done < args.epochs for job in jobs):
-        announce(jobs, train, val)
-    plots = ["--paper", f"--output_dir={args.output}/figures"]
-    plots += [f"--filelist={args.settings['training_files']}"]
-    for name in ("data_dir", "hop_length", "batch_size", *PARAMETERS.values()):
-        plots.append(f"--{name}={getattr(jobs[0].hparams, name)}")
-    return jobs, plots if len(train) >= EXAMPLE_CLIPS else []
 
 
 def train_all(jobs: list[Job]) -> list[str]:
@@ -294,13 +261,24 @@ def main() -> None:
     with locked(args.output, "give another --output", wait=True), ExitStack() as after_an_error:
         if not filelists.exists():
             after_an_error.callback(shutil.rmtree, filelists, ignore_errors=True)
-        jobs, plots = prepare(args)
-        after_an_error.pop_all()
+        for lock in sorted(args.output.glob("*/*/lock")):
+            with locked(lock.parent, wait=True):  # by a train.py whose run_all.py was killed
+                pass
+        args.settings |= choose_data(args)
+        train, val = data_utils.load_data(HParams(**args.settings))
+        select_parameters(args, [clip.n_frames for clip in train])
+        jobs = make_jobs(args, train)
+        if any(job.done < args.epochs for job in jobs):
+            announce(jobs, train, val)
+        after_an_error.pop_all()  # whatever can be refused has been
         failed = train_all(jobs)
-        programs = {"plot_batching": plots, "tables": [args.output], "figures": [args.output]}
-        for name, arguments in programs.items():
-            if arguments and call(f"scripts/{name}.py", *arguments):
-                failed.append(f"{name}.py")
+        names = ("data_dir", "hop_length", "batch_size", *PARAMETERS.values())
+        plots = [f"--{name}={getattr(jobs[0].hparams, name)}" for name in names]
+        plots += ["--paper", f"--filelist={jobs[0].hparams.training_files}"]
+        plots += [f"--output_dir={args.output}/figures"]
+        reports = {"plot_batching.py": plots} if len(train) >= EXAMPLE_CLIPS else {}
+        reports |= {"tables.py": [args.output], "figures.py": [args.output]}
+        failed += [name for name in reports if call(f"scripts/{name}", *reports[name])]
     if failed:
         sys.exit(f"FAILED: {'; '.join(failed)}; see above, and run the same command again to retry")
 
