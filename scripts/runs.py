@@ -216,12 +216,6 @@ def unequal_conditions(runs: Iterable[Run]) -> str:
     return "; ".join(parts) if len(parts) > 1 else ""
 
 
-def validated_epochs(runs: Sequence[Run]) -> list[int]:
-    planned = max(run.settings["epochs"] for run in runs)
-    every = runs[0].settings["epochs_per_validation"]  # the same in all
-    return [*range(every, planned, every), planned]
-
-
 def stages(epochs: Sequence[int]) -> list[int]:
     """Where in ``epochs`` are VL1, VL2 and VL3: the paper's are after 100, 160, 220 of 220."""
     targets = [epochs[-1] * stage / PAPER_EPOCHS for stage in PAPER_STAGES]
@@ -241,7 +235,9 @@ def read_results(folders: Iterable[Path], timing: Path | None = None) -> Results
         if reason := inequality(runs[0], timed[0], {"seed", *CHOICE}):
             names = f"{runs[0].path} and --timing {timed[0].path}"
             raise UserError(f"{names}: {reason}; time runs of the same settings")
-    epochs, notes = validated_epochs(runs), {}
+    planned = max(run.settings["epochs"] for run in runs)
+    every = runs[0].settings["epochs_per_validation"]  # the same in all
+    epochs, notes = [*range(every, planned, every), planned], {}
     if len(epochs) < LEAST_VALIDATIONS:
         notes["losses"] = (
             f"VL1, VL2, VL3 and VLavg are left out: with {LEAST_VALIDATIONS - 1} validations or "

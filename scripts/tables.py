@@ -148,10 +148,9 @@ class Evidence:
     """
 
     def __init__(self, values: Values, name: str) -> None:
-        losses = {e: row[name] for e, row in values.items() if row.get(name)}
-        self.logs = {e: [math.log(loss) for loss in row] for e, row in losses.items()}
+        self.logs = {e: np.log(row[name]) for e, row in values.items() if row.get(name)}
         self.df = sum(len(logs) - 1 for logs in self.logs.values())
-        squares = sum((x - fmean(logs)) ** 2 for logs in self.logs.values() for x in logs)
+        squares = sum(len(logs) * np.var(logs) for logs in self.logs.values())
         self.sd = math.sqrt(squares / self.df) if self.df else math.nan
 
     def contrast(self, check: str, n_checks: int = 1) -> list[float]:
@@ -165,9 +164,9 @@ class Evidence:
         names = re.split(r" → |\) against \(", check.strip("()"))
         if not set(names) <= set(self.logs):
             return [math.nan] * 3
-        means = [fmean(self.logs[name]) for name in names]
-        change = sum(w * mean for w, mean in zip((-1, 1, 1, -1), means, strict=False))
-        error = self.sd * math.sqrt(sum(1 / len(self.logs[name]) for name in names))
+        logs = [self.logs[name] for name in names]
+        change = sum(w * fmean(x) for w, x in zip((-1, 1, 1, -1), logs, strict=False))
+        error = self.sd * math.sqrt(sum(1 / len(x) for x in logs))
         half = error * float(stdtrit(self.df, 1 - 0.025 / n_checks)) if self.df else math.nan
         return [100 * math.expm1(x) for x in (change, change - half, change + half)]
 
@@ -218,7 +217,7 @@ def conclusions(results: Results) -> str:
     evidence = [Evidence(v, n) for n in ("vl3", "vl_avg") for v in (results.values, theirs)]
     vl3 = evidence[0]
     # Added once the spread is pooled: these are RAND's own runs again.
-    vl3.logs |= {f"RAND in {e}'s time": list(map(math.log, x)) for e, x in at_end.items()}
+    vl3.logs |= {f"RAND in {e}'s time": np.log(losses) for e, losses in at_end.items()}
     decidable = vl3.df >= LEAST_DF
     seeds = "unknown with so few seeds"
     if decidable:
