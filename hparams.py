@@ -101,36 +101,25 @@ class HParams:
     ignore_layers: tuple[str, ...] = ("embedding.weight",)  # not loaded by --warm_start
 
     def __post_init__(self) -> None:
-        positive = [
-            "epochs", "epochs_per_validation", "epochs_per_checkpoint", "sampling_rate",
-            "filter_length", "hop_length", "win_length", "n_mel_channels", "batch_size",
-            "n_symbols", "symbols_embedding_dim",
-            "encoder_n_convolutions", "encoder_kernel_size", "encoder_embedding_dim",
-            "prenet_dim", "attention_rnn_dim", "attention_dim", "attention_location_n_filters",
-            "attention_location_kernel_size", "decoder_rnn_dim", "postnet_embedding_dim",
-            "postnet_kernel_size", "postnet_n_convolutions", "max_decoder_steps",
-            "learning_rate", "grad_clip_thresh", "guided_attention_sigma", "keep_checkpoints",
-            "max_bad_steps", "max_text_length",
-        ]  # fmt: skip
-        not_negative = [
+        may_be_zero = {
             "seed", "num_workers", "batch_capacity", "batch_capacity_seconds", "mel_fmin",
             "weight_decay", "guided_attention_weight", "checkpoint_minutes",
-        ]  # fmt: skip
+        }  # fmt: skip
+        checked_below = {"gate_threshold", "mel_fmax", *batching.STRATEGY_SETTINGS}
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
             if field.type is float:
                 self._require(name, abs(value) <= 1e6, "use a number up to 1e6")
-            if field.type is int:
+            elif field.type is int:
                 self._require(name, abs(value) < 2**31, "use a whole number below 2**31")
             if name.startswith("p_"):
                 self._require(name, 0 <= value < 1, "a dropout rate is in [0, 1)")
-        for name in positive:
-            self._require(name, getattr(self, name) > 0, "use a value above 0")
-        for name in not_negative:
-            self._require(name, getattr(self, name) >= 0, "use 0 or more")
-        for name in ("encoder", "postnet", "attention_location"):
-            name += "_kernel_size"
-            self._require(name, getattr(self, name) % 2 == 1, "use an odd number")
+            elif name in may_be_zero:
+                self._require(name, value >= 0, "use 0 or more")
+            elif field.type in (int, float) and name not in checked_below:
+                self._require(name, value > 0, "use a value above 0")
+            if name.endswith("_kernel_size"):
+                self._require(name, value % 2 == 1, "use an odd number")
         for name, choices in (
             ("decoder", ("scan", "graph", "reference")),
             ("precision", ("fp32", "tf32", "bf16")),
@@ -142,37 +131,19 @@ class HParams:
             batching.check_settings({n: getattr(self, n) for n in batching.STRATEGY_SETTINGS})
         except ValueError as error:
             raise UserError(f"setting {error}") from None
-        self._require(
-            "encoder_embedding_dim",
-            self.encoder_embedding_dim % 2 == 0,
-            "use an even number: its halves are the two directions of the encoder",
-        )
+        fix = "use an even number: its halves are the two directions of the encoder"
+        self._require("encoder_embedding_dim", self.encoder_embedding_dim % 2 == 0, fix)
         self._require("gate_threshold", 0 < self.gate_threshold < 1, "use a value in (0, 1)")
-        self._require(
-            "win_length",
-            self.win_length <= self.filter_length,
-            f"use at most filter_length={self.filter_length}",
-        )
-        self._require(
-            "hop_length",
-            self.hop_length <= self.win_length,
-            f"use at most win_length={self.win_length}",
-        )
-        self._require(
-            "mel_fmax",
-            self.mel_fmin < self.mel_fmax <= self.sampling_rate / 2,
-            f"use a value above mel_fmin={self.mel_fmin} up to {self.sampling_rate / 2} Hz",
-        )
-        if self.batch_capacity or self.batch_capacity_seconds:
-            name = "batch_capacity" if self.batch_capacity else "batch_capacity_seconds"
-            self._require(
-                name, self.dynamic_batch_size, "set dynamic_batch_size=True, which reads it"
-            )
-            self._require(
-                name,
-                not (self.batch_capacity and self.batch_capacity_seconds),
-                "give the capacity in frames or in seconds, not both",
-            )
+        for name, limit in (("win_length", "filter_length"), ("hop_length", "win_length")):
+            fix = f"use at most {limit}={getattr(self, limit)}"
+            self._require(name, getattr(self, name) <= getattr(self, limit), fix)
+        fix = f"use a value above mel_fmin={self.mel_fmin} up to {self.sampling_rate / 2} Hz"
+        self._require("mel_fmax", self.mel_fmin < self.mel_fmax <= self.sampling_rate / 2, fix)
+        for name in ("batch_capacity", "batch_capacity_seconds"):
+            ok = self.dynamic_batch_size or not getattr(self, name)
+            self._require(name, ok, "set dynamic_batch_size=True, which reads it")
+        ok = not (self.batch_capacity and self.batch_capacity_seconds)
+        self._require("batch_capacity", ok, "give the capacity in frames or in seconds, not both")
 
     def _require(self, name: str, ok: bool, fix: str) -> None:
         if not ok:
@@ -286,21 +257,15 @@ def parse_overrides(overrides: str) -> dict[str, object]:
 
 def _split(text: str) -> list[str]:
     """Split at commas that are outside quotes and brackets."""
-    parts, depth, quote = [""], 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        elif character in "[(":
-            depth += 1
-        elif character in "])":
-            depth -= 1
-        elif character == "," and depth == 0:
+    tokens = re.findall(r"""'[^']*'|"[^"]*"|.""", text)  # quoted text, or one character
+    parts, depth = [""], 0
+    for token in tokens:
+        depth += (token in "[(") - (token in "])")
+        if token == "," and depth == 0:
             parts.append("")
-            continue
-        parts[-1] += character
-    if quote or depth:
+        else:
+            parts[-1] += token
+    if depth or "'" in tokens or '"' in tokens:
         raise UserError(f"--hparams: unbalanced quotes or brackets in '{text}'")
     return [part for part in parts if part.strip()]
 

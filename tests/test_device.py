@@ -12,17 +12,14 @@ from cli import UserError
 from device import choose_device, full_precision, why_no_gpu
 from hparams import create_hparams
 
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-TORCH = f"torch {torch.__version__}"
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A machine that claims to have a GPU, with no allocator settings."""
-    for name in ALLOCATOR:
-        monkeypatch.setenv(name, "")  # so that it is restored
-        monkeypatch.delenv(name)
+    """A machine that claims to have a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(os, "environ", {})
     yield
     monkeypatch.undo()
     choose_device(create_hparams())
@@ -48,48 +45,38 @@ def test_full_precision_turns_tf32_off_and_restores_it(gpu):
         assert cuda.allow_tf32 == cudnn.allow_tf32 == allowed
 
 
-@pytest.mark.parametrize("chosen", [{}, *({name: "backend:cudaMallocAsync"} for name in ALLOCATOR)])
-def test_segments_expand_unless_the_user_chose_an_allocator(gpu, monkeypatch, chosen):
-    for name, value in chosen.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.parametrize("name", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_segments_expand_unless_the_user_chose_an_allocator(gpu, monkeypatch, name):
+    chosen = {name: "backend:cudaMallocAsync"} if name else {}
+    monkeypatch.setattr(os, "environ", dict(chosen))
     choose_device(create_hparams())
-    expected = chosen or {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    assert {name: os.environ[name] for name in ALLOCATOR if name in os.environ} == expected
-
-
-@pytest.fixture
-def driver(monkeypatch, tmp_path):
-    """A machine with an NVIDIA driver, and a PyTorch with CUDA that finds no GPU."""
-    (tmp_path / "nvidia-smi").touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "12.1")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert os.environ == (chosen or {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
 
 
 @pytest.mark.parametrize(
-    ("visible", "error", "reason"),
+    ("cuda", "visible", "error", "reason"),
     [
-        (None, "The NVIDIA driver is too old.\nPlease", "The NVIDIA driver is too old. Please"),
-        ("", "No CUDA GPUs are", "No CUDA GPUs are (CUDA_VISIBLE_DEVICES is '')"),
+        (None, {}, "", " has no CUDA; install a build with CUDA, see pytorch.org"),
+        ("12.1", {}, "The driver is too old.\nPlease", ": The driver is too old. Please"),
+        ("12.1", HIDDEN, "No CUDA GPUs are", ": No CUDA GPUs are (CUDA_VISIBLE_DEVICES is '')"),
     ],
 )
-def test_why_cuda_does_not_start_is_said(driver, monkeypatch, visible, error, reason):
+def test_training_says_before_it_starts_why_a_driver_is_not_used(
+    cuda, visible, error, reason, monkeypatch, tmp_path, run, capsys
+):
+    (tmp_path / "nvidia-smi").touch(mode=0o755)
+    monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path)} | visible)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(error)))
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert why_no_gpu() == f"{TORCH}: {reason}"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert why_no_gpu() == ""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("PATH", "/nowhere")
-    if not Path("/proc/driver/nvidia/version").exists():
-        assert why_no_gpu() == ""
-
-
-def test_training_says_that_torch_has_no_cuda_before_it_starts(driver, monkeypatch, run, capsys):
-    monkeypatch.setattr(torch.version, "cuda", None)
+    is_available = Mock(return_value=False)
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
     monkeypatch.setattr(train.data_utils, "load_data", Mock(side_effect=RuntimeError("so far")))
     with pytest.raises(RuntimeError, match="so far"):
         run("run")
-    assert f"note: no GPU is used: {TORCH} has no CUDA; install a" in capsys.readouterr().out
+    note = f"note: no GPU is used: torch {torch.__version__}{reason}\n"
+    assert note in capsys.readouterr().out
+    is_available.return_value = True
+    assert why_no_gpu() == ""
+    is_available.return_value = False
+    os.environ["PATH"] = "/nowhere"
+    assert why_no_gpu() == "" or Path("/proc/driver/nvidia/version").exists()

@@ -13,11 +13,10 @@ from model import Output
 
 
 def random_output(batch: Batch) -> Output:
-    generator = torch.Generator().manual_seed(1)
+    torch.manual_seed(1)
     B, _, T_out = batch.mel.shape
-    mel, mel_postnet = torch.randn(2, *batch.mel.shape, generator=generator)
-    alignment = torch.rand(B, T_out, batch.text.size(1), generator=generator)
-    return Output(mel, mel_postnet, torch.randn(B, T_out, generator=generator), alignment)
+    mel, mel_postnet = torch.randn(2, *batch.mel.shape)
+    return Output(mel, mel_postnet, torch.randn(B, T_out), torch.rand(B, T_out, batch.text.size(1)))
 
 
 def nvidias_loss(mel, mel_postnet, gate, target, gate_target):
@@ -42,15 +41,10 @@ def test_total_is_nvidias_loss_over_padded_tensors_and_masked_over_real_frames(b
 
 def test_padding_further_changes_total_but_not_masked_nor_guided(batch):
     output = random_output(batch)
-    padded = batch._replace(
-        text=F.pad(batch.text, (0, 2)),
-        mel=F.pad(batch.mel, (0, 6)),
-        gate=F.pad(batch.gate, (0, 6), value=1),
-    )
-    wider = Output(
-        *(F.pad(x, (0, 6), value=3) for x in output[:3]),
-        F.pad(output.alignment, (0, 2, 0, 6), value=3),
-    )
+    mel, gate = F.pad(batch.mel, (0, 6)), F.pad(batch.gate, (0, 6), value=1)
+    padded = batch._replace(text=F.pad(batch.text, (0, 2)), mel=mel, gate=gate)
+    alignment = F.pad(output.alignment, (0, 2, 0, 6), value=3)
+    wider = Output(*(F.pad(x, (0, 6), value=3) for x in output[:3]), alignment)
     loss_function = Tacotron2Loss(guided_attention_weight=1)
     before, after = loss_function(output, batch), loss_function(wider, padded)
     assert_close(before.masked, after.masked)
@@ -65,7 +59,7 @@ def test_guided_attention_by_its_formula(tiny):
     for i, (N, T) in enumerate([(3, 4), (2, 2)]):
         for n, t in itertools.product(range(N), range(T)):
             w = 1 - math.exp(-((n / N - t / T) ** 2) / (2 * 0.3**2))
-            total += w * float(output.alignment[i, t, n])
+            total += w * output.alignment[i, t, n].item()
     loss = Tacotron2Loss(guided_attention_weight=2, guided_attention_sigma=0.3)(output, batch)
     assert loss.guided_attention.item() == pytest.approx(total / 6, rel=1e-5)  # 6 frames
     assert_close(loss.objective, loss.total + 2 * loss.guided_attention)

@@ -21,42 +21,34 @@ DECODERS = ("reference", "scan", "graph")
 pytestmark = pytest.mark.filterwarnings("ignore:.* did not stop")
 
 
-def nvidias_layers() -> dict[str, nn.Module]:
-    """The layers in NVIDIA's published checkpoint, by their names there."""
-    attention = "decoder.attention_layer"
-    layers = {
-        "embedding": nn.Embedding(148, 512),
-        "encoder.lstm": nn.LSTM(512, 256, bidirectional=True),
-        "decoder.prenet.layers.0.linear_layer": nn.Linear(80, 256, bias=False),
-        "decoder.prenet.layers.1.linear_layer": nn.Linear(256, 256, bias=False),
-        "decoder.attention_rnn": nn.LSTMCell(768, 1024),
-        "decoder.decoder_rnn": nn.LSTMCell(1536, 1024),
-        f"{attention}.query_layer.linear_layer": nn.Linear(1024, 128, bias=False),
-        f"{attention}.memory_layer.linear_layer": nn.Linear(512, 128, bias=False),
-        f"{attention}.v.linear_layer": nn.Linear(128, 1, bias=False),
-        f"{attention}.location_layer.location_conv.conv": nn.Conv1d(2, 32, 31, bias=False),
-        f"{attention}.location_layer.location_dense.linear_layer": nn.Linear(32, 128, bias=False),
-        "decoder.linear_projection.linear_layer": nn.Linear(1536, 80),
-        "decoder.gate_layer.linear_layer": nn.Linear(1536, 1),
-    }
-    for part, dims in (("encoder", [512] * 4), ("postnet", [80, 512, 512, 512, 512, 80])):
-        for i, (inputs, outputs) in enumerate(pairwise(dims)):
-            layers[f"{part}.convolutions.{i}.0.conv"] = nn.Conv1d(inputs, outputs, 5)
-            layers[f"{part}.convolutions.{i}.1"] = nn.BatchNorm1d(outputs)
-    return layers
-
-
-def shapes(module: nn.Module, prefix: str = "") -> dict[str, tuple[int, ...]]:
-    return {prefix + name: tuple(x.shape) for name, x in module.state_dict().items()}
-
-
 def test_names_shapes_and_size_are_nvidias():
+    """Those of NVIDIA's published checkpoint."""
+    attention = "decoder.attention_layer"
     with torch.device("meta"):
-        model, layers = Tacotron2(create_hparams()), nvidias_layers()
+        model = Tacotron2(create_hparams())
+        layers = {
+            "embedding": nn.Embedding(148, 512),
+            "encoder.lstm": nn.LSTM(512, 256, bidirectional=True),
+            "decoder.prenet.layers.0.linear_layer": nn.Linear(80, 256, bias=False),
+            "decoder.prenet.layers.1.linear_layer": nn.Linear(256, 256, bias=False),
+            "decoder.attention_rnn": nn.LSTMCell(768, 1024),
+            "decoder.decoder_rnn": nn.LSTMCell(1536, 1024),
+            f"{attention}.query_layer.linear_layer": nn.Linear(1024, 128, bias=False),
+            f"{attention}.memory_layer.linear_layer": nn.Linear(512, 128, bias=False),
+            f"{attention}.v.linear_layer": nn.Linear(128, 1, bias=False),
+            f"{attention}.location_layer.location_conv.conv": nn.Conv1d(2, 32, 31, bias=False),
+            f"{attention}.location_layer.location_dense.linear_layer": nn.Linear(32, 128, False),
+            "decoder.linear_projection.linear_layer": nn.Linear(1536, 80),
+            "decoder.gate_layer.linear_layer": nn.Linear(1536, 1),
+        }
+        for part, dims in (("encoder", [512] * 4), ("postnet", [80, 512, 512, 512, 512, 80])):
+            for i, (inputs, outputs) in enumerate(pairwise(dims)):
+                layers[f"{part}.convolutions.{i}.0.conv"] = nn.Conv1d(inputs, outputs, 5)
+                layers[f"{part}.convolutions.{i}.1"] = nn.BatchNorm1d(outputs)
     expected = {}
     for path, layer in layers.items():
-        expected |= shapes(layer, f"{path}.")
-    assert shapes(model) == expected
+        expected |= {f"{path}.{name}": x.shape for name, x in layer.state_dict().items()}
+    assert {name: x.shape for name, x in model.state_dict().items()} == expected
     assert sum(parameter.numel() for parameter in model.parameters()) == 28_193_153
 
 
@@ -147,8 +139,8 @@ def test_inference_of_a_batch_is_that_of_each_clip(tiny):
         alone = model.inference(batch.text[i : i + 1, :n_chars])
         assert alone.mel_lengths.item() == n_frames
         assert alone.stopped.item() == together.stopped[i]
-        assert_close(together.mel[i, :, :n_frames], alone.mel[0])
-        assert_close(together.mel_postnet[i, :, :n_frames], alone.mel_postnet[0])
+        for ours, mel in ((together.mel, alone.mel), (together.mel_postnet, alone.mel_postnet)):
+            assert_close(ours[i, :, :n_frames], mel[0])
         assert_close(together.gate[i, :n_frames], alone.gate[0])
         assert_close(together.alignment[i, :n_frames, :n_chars], alone.alignment[0])
         assert not together.mel_postnet[i, :, n_frames:].any()
@@ -180,12 +172,11 @@ def hook(path: str, change):
     )
 
 
-def replace_lstm(kind: type[nn.Module], *sizes: int):
-    lstm = kind(*sizes, batch_first=True, bidirectional=True) if sizes else kind()
+def replace_lstm(lstm: nn.Module):
     return lambda model: setattr(model.encoder, "lstm", lstm)
 
 
-def change_step(model: Tacotron2) -> None:
+def forget_context(model: Tacotron2) -> None:
     step = model.decoder.step
     model.decoder.step = lambda frame, state, *others: step(
         frame, state._replace(context=0 * state.context), *others
@@ -197,17 +188,18 @@ class NoWeights(nn.Module):
         return packed, None
 
 
+BOTH_WAYS = {"batch_first": True, "bidirectional": True}
 ATTENTION = "decoder.attention_layer"
 CHANGES = {  # what to do to a model, and the note expected
     "energies": (hook(f"{ATTENTION}.v", lambda x: 2 * x), "Decoder: .*mel differs by"),
     "location": (hook(f"{ATTENTION}.location_layer", lambda x: 0 * x), "Decoder: .* differs by"),
     "gradient": (hook(ATTENTION, lambda x: (x[0], x[1].detach())), "Decoder: .*gradient of"),
-    "step": (change_step, "Decoder: .*mel differs by"),
+    "step": (forget_context, "Decoder: .*mel differs by"),
     "raises": (hook(ATTENTION, lambda x: {}["nobody"]), "modules raise KeyError: 'nobody'"),
     "shapes": (hook(ATTENTION, lambda x: (x[0].repeat(1, 2), x[1])), "modules raise RuntimeError"),
-    "GRU": (replace_lstm(nn.GRU, 8, 4), "Encoder: "),
-    "deeper": (replace_lstm(nn.LSTM, 8, 4, 2), "Encoder: "),
-    "no weights": (replace_lstm(NoWeights), "Encoder: "),
+    "GRU": (replace_lstm(nn.GRU(8, 4, **BOTH_WAYS)), "Encoder: "),
+    "deeper": (replace_lstm(nn.LSTM(8, 4, 2, **BOTH_WAYS)), "Encoder: "),
+    "no weights": (replace_lstm(NoWeights()), "Encoder: "),
 }
 
 
