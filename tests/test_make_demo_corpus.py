@@ -17,7 +17,7 @@ import soundfile
 from cli import UserError
 from scripts import make_demo_corpus as demo
 
-SHORT = ("--clips", "70", "--duration_scale", "0.4")  # two chunks
+SHORT = "--clips 70 --duration_scale 0.4"  # two chunks
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -25,17 +25,15 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def call(*arguments: object) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["make_demo_corpus.py", *map(str, arguments)])
-        demo.main()
+def call(command: str) -> None:
+    demo.main(command.split())
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small corpus by a single worker; not to be changed."""
     folder = tmp_path_factory.mktemp("demo") / "new" / "corpus"
-    call(folder, *SHORT, "--workers", 1)
+    call(f"{folder} {SHORT} --workers 1")
     return folder
 
 
@@ -61,36 +59,38 @@ def test_layout_is_ljspeechs_and_every_clip_is_speech_of_its_length(corpus):
 
 def test_bytes_are_the_same_with_any_workers_and_after_an_interruption(corpus, tmp_path, capsys):
     folder = tmp_path / "b"
-    command = [sys.executable, demo.__file__, folder, *SHORT, "--workers", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
+    command = f"{folder} {SHORT}"
+    program = [sys.executable, demo.__file__, *command.split(), "--workers", "1"]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as first:
         while not list(folder.glob("wavs/*")) and first.poll() is None:
             time.sleep(0.01)
         first.send_signal(signal.SIGINT)
         assert first.communicate(timeout=60)[1] == "interrupted\n"
     assert first.returncode == 130 and not (folder / "metadata.csv").exists()
 
-    call(folder, *SHORT, "--workers", 3)
+    call(f"{command} --workers 3")
     assert "made, 70 clips" in capsys.readouterr().out and contents(folder) == contents(corpus)
     (folder / "wavs" / "DM001-0070.wav").unlink()
-    call(folder, *SHORT)
+    call(command)
     assert contents(folder) == contents(corpus)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    call(folder, *SHORT)
+    call(command)
     assert "already there, 70 clips" in capsys.readouterr().out
     with pytest.raises(UserError, match=r'holds .*"clips": 70,.* not .*"clips": 71,.* delete'):
-        call(folder, "--clips", 71, "--duration_scale", 0.4)
+        call(f"{command} --clips 71")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_given_transcripts_are_spoken(tmp_path):
+def test_given_transcripts_are_spoken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     texts = {"a_1": "The café -- it was 9 o'clock -- had closed.", "3-B.c": "Some more words."}
     lines = "".join(f"{clip_id}|{text}\r\n" for clip_id, text in texts.items())
-    (tmp_path / "texts.txt").write_bytes(b"\xef\xbb\xbf" + lines.encode())  # as Windows saves it
-    call(tmp_path / "out", "--transcripts", tmp_path / "texts.txt")
-    metadata = (tmp_path / "out" / "metadata.csv").read_text("utf-8").splitlines()
+    Path("texts").write_bytes(b"\xef\xbb\xbf" + lines.encode())  # as Windows saves it
+    call("out --transcripts texts")
+    metadata = Path("out/metadata.csv").read_text("utf-8").splitlines()
     assert metadata == [f"{clip_id}|{text}|{text}" for clip_id, text in texts.items()]
     for clip_id, text in texts.items():
-        seconds = soundfile.info(tmp_path / "out" / "wavs" / f"{clip_id}.wav").duration
+        seconds = soundfile.info(f"out/wavs/{clip_id}.wav").duration
         assert seconds == pytest.approx(demo.reading_seconds(text), rel=0.25)
 
 
@@ -117,52 +117,62 @@ def test_texts_use_all_letters_and_many_words():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line", "message"),
+    ("command", "message"),
     [
-        ("x --clips 0", "", "--clips: 0: use .* 1 or more"),
-        ("x --duration_scale 0.2", "", "--duration_scale 0.2: use 0.35 to 3"),
-        ("x --duration_scale nan", "", "--duration_scale nan: use 0.35 to 3"),
-        ("x --transcripts bad --clips 3", "", "--transcripts: .*not.* with --clips"),
-        ("x --transcripts bad --duration_scale 2", "", "--transcripts: .*not.*--duration_scale"),
-        ("x --transcripts t", "", "--transcripts t: No such file .* give"),
-        ("bad/x", "", "bad/x: .*Not a directory.*another folder"),
-        (".", "", "holds bad, .*another folder"),
-        ("x --transcripts bad", "no bar", "bad:2: 'no bar': write ID.text"),
-        ("x --transcripts bad", "b|one|two", "bad:2: 'b.one.two': write ID.text"),
-        ("x --transcripts bad", "../b|one", "bad:2: '../b.one': .*the ID with A-Z"),
-        ("x --transcripts bad", ".b|one", "bad:2: '.b.one': .*the ID with A-Z"),
-        ("x --transcripts bad", "A|one", "bad:2: 'A.one': use each ID once"),
-        ("x --transcripts bad", "b|...", "bad:2: 'b.[.]{3}': .*write words"),
-        ("x --transcripts bad", "b|one\ttwo", "bad:2: 'b.one.ttwo': .*plain spaces"),
-        ("x --transcripts bad", "b|\xff", "bad:2: 'b..udcff': .*UTF-8"),
+        ("x --clips 0", "--clips: 0: use .* 1 or more"),
+        ("x --duration_scale 0.2", "--duration_scale 0.2: use 0.35 to 3"),
+        ("x --duration_scale nan", "--duration_scale nan: use 0.35 to 3"),
+        ("x --transcripts bad --clips 3", "--transcripts: .*not.* with --clips"),
+        ("x --transcripts bad --duration_scale 2", "--transcripts: .*not.*--duration_scale"),
+        ("x --transcripts t", "--transcripts t: No such file .* give"),
+        ("bad/x", "bad/x: .*Not a directory.*another folder"),
+        (".", "holds bad, .*another folder"),
     ],
 )
-def test_refused(arguments, line, message, tmp_path, monkeypatch):
+def test_arguments_that_make_no_sense_are_refused(command, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("bad").write_text(f"a|Good.\n{line}\n", "latin-1")
+    Path("bad").touch()
     with pytest.raises(UserError, match=message):
-        call(*arguments.split())
-    assert [path.name for path in tmp_path.iterdir()] == ["bad"]
+        call(command)
+    assert os.listdir() == ["bad"]
+
+
+def test_transcripts_that_cannot_be_used_are_refused(tmp_path):
+    path = tmp_path / "bad"
+    for line, problem in {
+        "no bar": "write ID.text",
+        "b|one|two": "write ID.text",
+        "../b|one": "the ID with A-Z",
+        ".b|one": "the ID with A-Z",
+        "A|one": "use each ID once",
+        "b|...": "write words",
+        "b|one\ttwo": "plain spaces",
+        "b|\xff": "UTF-8",
+    }.items():
+        path.write_text(f"a|Good.\n{line}\n", "latin-1")
+        shown = re.escape(repr(line.replace("\xff", "\udcff")))
+        with pytest.raises(UserError, match=f"bad:2: {shown}: .*{problem}"):
+            call(f"{tmp_path}/x --transcripts {path}")
 
 
 def test_a_missing_or_broken_engine_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("espeakng_loader.get_library_path", lambda: str(tmp_path / "espeak.so"))
     with pytest.raises(UserError, match=r"espeak\.so.*pip install"):
-        call(tmp_path / "x")
+        call(f"{tmp_path}/x")
     monkeypatch.setitem(sys.modules, "espeakng_loader", None)
     with pytest.raises(UserError, match=r"espeakng_loader.*pip install .*==0\.2\.4"):
-        call(tmp_path / "x")
+        call(f"{tmp_path}/x")
 
 
 def test_a_full_disk_and_a_killed_worker_end_the_run_in_one_line(tmp_path, monkeypatch):
     folder = tmp_path / "out"
     with monkeypatch.context() as patch, pytest.raises(UserError, match=r"GB needed .* --clips"):
         patch.setattr(demo, "draw_durations", lambda *_: [10**18])
-        call(folder)
+        call(f"{folder}")
     assert not folder.exists()
     with monkeypatch.context() as patch, pytest.raises(UserError, match=r"out: .*killed; run"):
         patch.setattr(demo, "follow_parent", os.abort)
-        call(folder, "--clips", 3)
+        call(f"{folder} --clips 3")
 
     # A write beyond the limit fails as on a full disk.
     command = f"ulimit -f 5; {sys.executable} {demo.__file__} {folder} --clips 3"
