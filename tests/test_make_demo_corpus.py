@@ -43,8 +43,8 @@ def test_layout_is_ljspeechs_and_every_clip_is_speech_of_its_length(corpus):
     lengths = demo.draw_durations(70, seed=0, scale=0.4)
     lines = (corpus / "metadata.csv").read_text().splitlines()
     for wav, n_samples, line in zip(wavs, lengths, lines, strict=True):
-        clip_id, text, cleaned = line.split("|")
-        assert wav == f"wavs/{clip_id}.wav" and text == cleaned
+        text = line.split("|")[1]
+        assert line == f"{Path(wav).stem}|{text}|{text}"
         assert 6 < len(text) / (n_samples / 22050) < 20  # characters a second
         with soundfile.SoundFile(corpus / wav) as file:
             kind = (file.format, file.subtype, file.channels, file.samplerate, file.frames)
@@ -59,15 +59,14 @@ def test_layout_is_ljspeechs_and_every_clip_is_speech_of_its_length(corpus):
 
 def test_bytes_are_the_same_with_any_workers_and_after_an_interruption(corpus, tmp_path, capsys):
     folder = tmp_path / "b"
-    command = f"{folder} {SHORT}"
-    program = [sys.executable, demo.__file__, *command.split(), "--workers", "1"]
+    program = [sys.executable, demo.__file__, folder, *SHORT.split(), "--workers", "1"]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as first:
         while not list(folder.glob("wavs/*")) and first.poll() is None:
             time.sleep(0.01)
         first.send_signal(signal.SIGINT)
         assert first.communicate(timeout=60)[1] == "interrupted\n"
     assert first.returncode == 130 and not (folder / "metadata.csv").exists()
-
+    command = f"{folder} {SHORT}"
     call(f"{command} --workers 3")
     assert "made, 70 clips" in capsys.readouterr().out and contents(folder) == contents(corpus)
     (folder / "wavs" / "DM001-0070.wav").unlink()
@@ -81,16 +80,15 @@ def test_bytes_are_the_same_with_any_workers_and_after_an_interruption(corpus, t
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_given_transcripts_are_spoken(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_given_transcripts_are_spoken(tmp_path):
     texts = {"a_1": "The café -- it was 9 o'clock -- had closed.", "3-B.c": "Some more words."}
     lines = "".join(f"{clip_id}|{text}\r\n" for clip_id, text in texts.items())
-    Path("texts").write_bytes(b"\xef\xbb\xbf" + lines.encode())  # as Windows saves it
-    call("out --transcripts texts")
-    metadata = Path("out/metadata.csv").read_text("utf-8").splitlines()
+    Path(tmp_path, "texts").write_text(lines, "utf-8-sig", newline="")  # as Windows saves it
+    call(f"{tmp_path}/out --transcripts {tmp_path}/texts")
+    metadata = Path(tmp_path, "out/metadata.csv").read_text("utf-8").splitlines()
     assert metadata == [f"{clip_id}|{text}|{text}" for clip_id, text in texts.items()]
     for clip_id, text in texts.items():
-        seconds = soundfile.info(f"out/wavs/{clip_id}.wav").duration
+        seconds = soundfile.info(tmp_path / f"out/wavs/{clip_id}.wav").duration
         assert seconds == pytest.approx(demo.reading_seconds(text), rel=0.25)
 
 
@@ -117,64 +115,57 @@ def test_texts_use_all_letters_and_many_words():
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    ("command", "line", "message"),
     [
-        ("x --clips 0", "--clips: 0: use .* 1 or more"),
-        ("x --duration_scale 0.2", "--duration_scale 0.2: use 0.35 to 3"),
-        ("x --duration_scale nan", "--duration_scale nan: use 0.35 to 3"),
-        ("x --transcripts bad --clips 3", "--transcripts: .*not.* with --clips"),
-        ("x --transcripts bad --duration_scale 2", "--transcripts: .*not.*--duration_scale"),
-        ("x --transcripts t", "--transcripts t: No such file .* give"),
-        ("bad/x", "bad/x: .*Not a directory.*another folder"),
-        (".", "holds bad, .*another folder"),
+        ("x --clips 0", "", "--clips: 0: use .* 1 or more"),
+        ("x --duration_scale 0.2", "", "--duration_scale 0.2: use 0.35 to 3"),
+        ("x --duration_scale nan", "", "--duration_scale nan: use 0.35 to 3"),
+        ("x --transcripts bad --clips 3", "", "--transcripts: .*not.* with --clips"),
+        ("x --transcripts bad --duration_scale 2", "", "--transcripts: .*not.*--duration_scale"),
+        ("x --transcripts t", "", "--transcripts t: No such file .* give"),
+        ("bad/x", "", "bad/x: .*Not a directory.*another folder"),
+        (".", "", "holds bad, .*another folder"),
+        ("x --transcripts bad", "no bar", "bad:2: 'no bar': write ID.text"),
+        ("x --transcripts bad", "b|one|two", "bad:2: 'b.one.two': write ID.text"),
+        ("x --transcripts bad", "../b|one", "bad:2: '../b.one': .*the ID with A-Z"),
+        ("x --transcripts bad", ".b|one", "bad:2: '.b.one': .*the ID with A-Z"),
+        ("x --transcripts bad", "A|one", "bad:2: 'A.one': use each ID once"),
+        ("x --transcripts bad", "b|...", "bad:2: 'b.[.]{3}': .*write words"),
+        ("x --transcripts bad", "b|one\ttwo", "bad:2: 'b.one.ttwo': .*plain spaces"),
+        ("x --transcripts bad", "b|\xff", "bad:2: 'b..udcff': .*UTF-8"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(command, message, tmp_path, monkeypatch):
+def test_refused(command, line, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("bad").touch()
+    Path("bad").write_text(f"a|Good.\n{line}\n", "latin-1")
     with pytest.raises(UserError, match=message):
         call(command)
     assert os.listdir() == ["bad"]
 
 
-def test_transcripts_that_cannot_be_used_are_refused(tmp_path):
-    path = tmp_path / "bad"
-    for line, problem in {
-        "no bar": "write ID.text",
-        "b|one|two": "write ID.text",
-        "../b|one": "the ID with A-Z",
-        ".b|one": "the ID with A-Z",
-        "A|one": "use each ID once",
-        "b|...": "write words",
-        "b|one\ttwo": "plain spaces",
-        "b|\xff": "UTF-8",
-    }.items():
-        path.write_text(f"a|Good.\n{line}\n", "latin-1")
-        shown = re.escape(repr(line.replace("\xff", "\udcff")))
-        with pytest.raises(UserError, match=f"bad:2: {shown}: .*{problem}"):
-            call(f"{tmp_path}/x --transcripts {path}")
+@pytest.mark.parametrize(
+    ("name", "replacement", "message"),
+    [
+        ("espeakng_loader.get_library_path", lambda: "no.so", r"no\.so.*pip install .*==0\.2\.4"),
+        ("scripts.make_demo_corpus.draw_durations", lambda *_: [10**18], "GB needed .* --clips"),
+        ("scripts.make_demo_corpus.follow_parent", os.abort, "x: .*killed; run again"),
+    ],
+)
+def test_failures_end_the_run_in_one_line(name, replacement, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(name, replacement)
+    with pytest.raises(UserError, match=message):
+        call(f"{tmp_path}/x --clips 3")
+    assert "killed" in message or not os.listdir(tmp_path)
 
 
-def test_a_missing_or_broken_engine_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("espeakng_loader.get_library_path", lambda: str(tmp_path / "espeak.so"))
-    with pytest.raises(UserError, match=r"espeak\.so.*pip install"):
-        call(f"{tmp_path}/x")
+def test_a_missing_engine_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "espeakng_loader", None)
     with pytest.raises(UserError, match=r"espeakng_loader.*pip install .*==0\.2\.4"):
         call(f"{tmp_path}/x")
 
 
-def test_a_full_disk_and_a_killed_worker_end_the_run_in_one_line(tmp_path, monkeypatch):
-    folder = tmp_path / "out"
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"GB needed .* --clips"):
-        patch.setattr(demo, "draw_durations", lambda *_: [10**18])
-        call(f"{folder}")
-    assert not folder.exists()
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"out: .*killed; run"):
-        patch.setattr(demo, "follow_parent", os.abort)
-        call(f"{folder} --clips 3")
-
+def test_a_full_disk_ends_the_run_in_one_line(tmp_path):
     # A write beyond the limit fails as on a full disk.
-    command = f"ulimit -f 5; {sys.executable} {demo.__file__} {folder} --clips 3"
+    command = f"ulimit -f 5; {sys.executable} {demo.__file__} {tmp_path} --clips 3"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert re.fullmatch(rf"error: {folder}: .*File too large; make room.*\n", done.stderr)
+    assert re.fullmatch(rf"error: {tmp_path}: .*File too large; make room.*\n", done.stderr)
