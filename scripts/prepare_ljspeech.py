@@ -123,7 +123,7 @@ def split(clips: Sequence[Clip], train_fraction: float, seed: int) -> tuple[list
     every version, whatever the order of the clips.
     """
     lines = {Path(clip.path).stem: f"wavs/{Path(clip.path).name}|{clip.text}" for clip in clips}
-    ranked = sorted(lines, key=lambda i: hashlib.sha256(f"{seed} {i}".encode()).digest())
+    ranked = sorted(lines, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
     n_train = min(max(round(len(clips) * train_fraction), 1), len(clips) - 1)
     train = {*ranked[:n_train]}
     return [lines[i] for i in lines if i in train], [lines[i] for i in lines if i not in train]
