@@ -3,6 +3,9 @@
     python scripts/make_demo_corpus.py corpus --clips 300 --duration_scale 0.4
     python scripts/make_demo_corpus.py corpus --clips 13100       # LJSpeech's size: 3.8 GB
 
+Writes wavs/ID.wav (22,050 Hz, mono, 16 bit), as long as LJSpeech's, and metadata.csv. The same
+arguments give the same bytes, with any number of workers.
+
 espeak-ng comes with the package espeakng-loader, under the GPL, version 3, while this project is
 under the BSD 3-Clause licence: nothing else here may import this program.
 """
@@ -165,17 +168,17 @@ def read_transcripts(path: Path) -> dict[str, str]:
     texts, used = {}, set()  # used: in lower case, since some disks do not tell A.wav from a.wav
     for number, line in enumerate(lines, 1):
         clip_id, _, text = line.partition("|")
+        problem = ""
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}\|[^|]*", line):
             problem = "write ID|text, the ID with A-Z, a-z, 0-9, _, - and . (not first), up to 100"
         elif clip_id.lower() in used:
             problem = "use each ID once"
         elif not any(map(str.isalnum, text)) or not text.isprintable():
             problem = "the text cannot be spoken; write words and plain spaces, in UTF-8"
-        else:
-            texts[clip_id] = text
-            used.add(clip_id.lower())
-            continue
-        raise UserError(f"{path}:{number}: {line[:60]!r}: {problem}")
+        if problem:
+            raise UserError(f"{path}:{number}: {line[:60]!r}: {problem}")
+        texts[clip_id] = text
+        used.add(clip_id.lower())
     return texts
 
 
@@ -242,9 +245,9 @@ def speak_to_length(engine: Engine, n_samples: int, rng: random.Random) -> tuple
                 break
 
 
-def make_chunk(wavs: Path, seed: int, chunk: list[tuple[str, int | str]]) -> list[str]:
+def make_chunk(wavs: Path, seed: int, chunk: list[tuple[str, int | str]]) -> str:
     """Make the wavs of pairs of an ID and either samples or a text; their lines of metadata.csv."""
-    engine, lines = Engine(), []
+    engine, lines = Engine(), ""
     for clip_id, wanted in chunk:
         rng = random.Random(f"{seed} {clip_id}")
         if isinstance(wanted, int):
@@ -263,7 +266,7 @@ def make_chunk(wavs: Path, seed: int, chunk: list[tuple[str, int | str]]) -> lis
         with wave.open(str(wavs / f"{clip_id}.wav"), "wb") as wav:
             wav.setparams((1, 2, SAMPLING_RATE, 0, "NONE", None))
             wav.writeframes(np.clip(samples, -32768, 32767).astype("<i2").tobytes())
-        lines.append(f"{clip_id}|{text}|{text}\n")
+        lines += f"{clip_id}|{text}|{text}\n"
     return lines
 
 
@@ -282,17 +285,16 @@ def make_clips(wavs: Path, seed: int, clips: dict[str, int | str], workers: int)
     """Make all wavs, ``workers`` processes at a time; the content of metadata.csv."""
     context = multiprocessing.get_context("forkserver")
 
-    def make(chunk: list[tuple[str, int | str]]) -> list[str]:
+    def make(chunk: list[tuple[str, int | str]]) -> str:
         # A new process each, for an engine that has said nothing yet.
         with ProcessPoolExecutor(1, context, initializer=follow_parent) as process:
-            lines = process.submit(make_chunk, wavs, seed, chunk).result()
-        bar.update(len(lines))
-        return lines
+            return process.submit(make_chunk, wavs, seed, chunk).result()
 
     items = list(clips.items())
     chunks = [items[i : i + CHUNK] for i in range(0, len(items), CHUNK)]
-    with progress_bar(total=len(clips), unit="clip") as bar, ThreadPoolExecutor(workers) as pool:
-        return "".join(itertools.chain.from_iterable(pool.map(make, chunks)))
+    with ThreadPoolExecutor(workers) as pool:
+        made = pool.map(make, chunks)
+        return "".join(progress_bar(made, total=len(chunks), unit="clip", unit_scale=CHUNK))
 
 
 def make_corpus(args: argparse.Namespace) -> None:
@@ -318,15 +320,13 @@ def make_corpus(args: argparse.Namespace) -> None:
     record = json.dumps(record)
     arguments, metadata, wavs = folder / "corpus.json", folder / "metadata.csv", folder / "wavs"
     names = {path.name for path in folder.glob("*")} - {"lock"}
-    if arguments.name in names:
+    held = min(names, default=record)
+    if arguments.exists():
         held = arguments.read_text(errors="replace").strip()
-    else:
-        held = min(names, default=record)
     if held != record:
-        raise UserError(
-            f"{folder}: holds {held[:300]}, not {record}; use another folder, or delete it"
-        )
-    finished = metadata.name in names and len(list(wavs.glob("*"))) == len(clips)
+        fix = "use another folder, or delete it"
+        raise UserError(f"{folder}: holds {held[:300]}, not {record}; {fix}")
+    finished = metadata.exists() and len(list(wavs.glob("*"))) == len(clips)
     if not finished:
         require_space(folder, 2 * n_samples, "choose another disk, or make fewer --clips")
         try:
@@ -349,13 +349,9 @@ def make_corpus(args: argparse.Namespace) -> None:
     print(f"{folder}: {done}, {len(clips)} clips, {minutes:.1f} minutes")
 
 
-def main() -> None:
-    parser = ArgumentParser(
-        description="Make a speech corpus in LJSpeech's layout, spoken by espeak-ng: wavs/ID.wav "
-        "(22,050 Hz, mono, 16 bit) and metadata.csv. Durations follow LJSpeech's. The same "
-        "arguments give the same bytes, with any number of workers.",
-        epilog=f"The engine: pip install {ENGINE} (GPL version 3).",
-    )
+def main(argv: list[str] | None = None) -> None:
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = ArgumentParser(description=__doc__, formatter_class=as_written)
     add = parser.add_argument
     add("output_dir", metavar="DIR", type=Path, help="folder for the corpus")
     add("--clips", type=positive, default=300, help="how many (default 300; LJSpeech has 13100)")
@@ -364,7 +360,7 @@ def main() -> None:
     add("--duration_scale", type=float, default=1.0, metavar="X", help=times)
     add("--transcripts", type=Path, metavar="FILE", help="speak these ID|text lines instead")
     add("--workers", type=positive, default=os.cpu_count() or 1, help="processes (default: cores)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.transcripts and (args.clips, args.duration_scale) != (300, 1.0):
         raise UserError("--transcripts: does not go with --clips or --duration_scale; leave it out")
     if not 0.35 <= args.duration_scale <= 3:  # one short word; half a minute

@@ -18,7 +18,7 @@ import shlex
 import shutil
 import sys
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ import pooch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, progress_bar
-from clips import Clip, Problem, check_lines, check_samples, numbered_lines, read_lines
+from clips import Clip, Problem, check_lines, check_samples, numbered_lines, read_lines, refuse
 from files import make_folder, making, replacing, require_space
 from hparams import HParams, format_overrides
 
@@ -39,20 +39,16 @@ SHA256 = "be1a30453f28eb8dd26af4101ae40cbf2c50413b1bb21936cbcdc6fae3de8aa5"
 SIZE, EXTRACTED_SIZE = 2_748_572_632, 3_850_000_000  # bytes
 OTHER_DISK = "give another --data_dir"
 RATES = range(4000, 192_001)  # Hz; much below, some of the 80 mel bands would be empty
-MAX_PROBLEMS = 20  # in a report
 
 
-def obtain(data_dir: Path, archive: Path | None) -> Path:
-    """The corpus in ``data_dir``; if missing, extracted from ``archive`` or from a download."""
-    corpus = data_dir / CORPUS
+def obtain(data_dir: Path) -> None:
+    """Extract LJSpeech into ``data_dir`` from the archive there or a download, if it is missing."""
+    corpus, archive = data_dir / CORPUS, data_dir / ARCHIVE
     if os.path.isfile(corpus / "metadata.csv"):
         print(f"{corpus}: already extracted")
-        return corpus
+        return
     if corpus.exists():
         raise UserError(f"{corpus}: has no metadata.csv; remove or rename it and run again")
-    if archive and not archive.is_file():
-        raise UserError(f"--archive {archive}: no such file; give a downloaded {ARCHIVE}")
-    archive = archive or data_dir / ARCHIVE
     unfinished = data_dir / f"{CORPUS}.unfinished"
     with making(data_dir, OTHER_DISK):
         shutil.rmtree(unfinished, ignore_errors=True)  # left by a run that was killed
@@ -61,8 +57,7 @@ def obtain(data_dir: Path, archive: Path | None) -> Path:
         unfinished.mkdir()
         try:
             if not archive.exists():
-                download(unfinished / ARCHIVE)
-                (unfinished / ARCHIVE).replace(archive)
+                download(unfinished).replace(archive)
             elif (actual := pooch.file_hash(archive)) != SHA256:
                 raise UserError(f"{archive}: SHA-256 is {actual}, not {SHA256}; download it again")
             extract(archive, unfinished)
@@ -70,23 +65,21 @@ def obtain(data_dir: Path, archive: Path | None) -> Path:
         finally:
             shutil.rmtree(unfinished)
     print(f"{corpus}: extracted; {archive} is no longer needed")
-    return corpus
 
 
-def download(path: Path) -> None:
-    """Download the archive to ``path``, which appears only if it has the right SHA-256."""
-    http = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 18, timeout=60)
+def download(folder: Path) -> Path:
+    """The archive, downloaded into ``folder``; it appears there only if its SHA-256 is right."""
     try:
-        pooch.retrieve(URL, SHA256, path.name, path.parent, downloader=http)
+        return Path(pooch.retrieve(URL, SHA256, ARCHIVE, folder, progressbar=sys.stderr.isatty()))
     except (OSError, ValueError) as error:  # of requests, and of pooch for another SHA-256
-        raise UserError(f"{URL}: {error}; run again, or use --archive") from None
+        fix = f"run again, or put {ARCHIVE} into --data_dir yourself"
+        raise UserError(f"{URL}: {error}; {fix}") from None
 
 
 def extract(archive: Path, folder: Path) -> None:
-    """Extract ``archive`` into ``folder``, which must be empty."""
+    """Extract ``archive`` into the empty ``folder``; refuses links and paths that lead outside."""
     with tarfile.open(archive, "r:bz2") as tar:
-        # Members are checked here on any Python, and again by the filter where there is one.
-        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # new in Python 3.10.12
         for member in progress_bar(tar, desc="extract", unit=" files"):
             outside = member.name.startswith("/") or ".." in member.name.split("/")
             if outside or not (member.isfile() or member.isdir()):
@@ -96,17 +89,16 @@ def extract(archive: Path, folder: Path) -> None:
 
 def read_corpus(corpus: Path, hparams: HParams, every_sample: bool = True) -> list[Clip]:
     """The clips of ``metadata.csv``, checked as for training; samples too, if ``every_sample``."""
-    metadata = corpus / "metadata.csv"
+    metadata = f"{corpus}/metadata.csv"
     if not os.path.isfile(metadata):
         raise UserError(f"{metadata}: no such file; give the folder that holds it and wavs/")
     # Training checks the length of texts.
     hparams = dataclasses.replace(hparams, data_dir=str(corpus), max_text_length=2**31 - 1)
-    rows = numbered_lines(str(metadata))
-    clips, problems = check_lines(rows, partial(_split_row, corpus), hparams)
+    clips, problems = check_lines(numbered_lines(metadata), partial(_split_row, corpus), hparams)
     if problems and not clips and all("sampling rate" in problem.message for problem in problems):
         raise UserError(f"{problems[0]} (the same for all {len(problems):,} clips)")
     if problems or every_sample:  # one report has all problems
-        refuse([*problems, *check_samples(clips, hparams)], corpus)
+        refuse(sorted([*problems, *check_samples(clips, hparams)], key=Problem.line))
     if len(clips) < 2:
         raise UserError(f"{metadata}: {len(clips)} clips; a split needs at least 2")
     return clips
@@ -124,32 +116,17 @@ def _split_row(corpus: Path, line: str) -> tuple[str, str]:
     return path, " ".join(columns[-1].split())
 
 
-def refuse(problems: Sequence[Problem], corpus: Path) -> None:
-    """Raise the problems, if there are any, as one :class:`UserError`, a line each."""
-    if problems:
-        head = f"{corpus}: no filelist was written because of {len(problems):,} problem(s)"
-        report = [head, *sorted(problems, key=Problem.line)[:MAX_PROBLEMS]]
-        if len(problems) > MAX_PROBLEMS:
-            report.append(f"and {len(problems) - MAX_PROBLEMS:,} more")
-        raise UserError("\n  ".join(map(str, report)))
-
-
 def split(clips: Sequence[Clip], train_fraction: float, seed: int) -> tuple[list[str], list[str]]:
     """Lines ``wavs/ID.wav|text`` for training and validation, in the order given, one at least.
 
     IDs are ranked by a hash of seed and ID, so the split is the same on every machine and in
     every version, whatever the order of the clips.
     """
-
-    def rank(i: int) -> bytes:
-        return hashlib.sha256(f"{seed} {Path(clips[i].path).stem}".encode()).digest()
-
-    def lines(indices: list[int]) -> list[str]:
-        return [f"wavs/{Path(clips[i].path).name}|{clips[i].text}" for i in sorted(indices)]
-
-    ranked = sorted(range(len(clips)), key=rank)
+    lines = {Path(clip.path).stem: f"wavs/{Path(clip.path).name}|{clip.text}" for clip in clips}
+    ranked = sorted(lines, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
     n_train = min(max(round(len(clips) * train_fraction), 1), len(clips) - 1)
-    return lines(ranked[:n_train]), lines(ranked[n_train:])
+    train = {*ranked[:n_train]}
+    return [lines[i] for i in lines if i in train], [lines[i] for i in lines if i not in train]
 
 
 def refuse_other_list(path: Path, lines: list[str]) -> None:
@@ -181,40 +158,22 @@ def audio_settings(sampling_rate: int) -> dict[str, int | float]:
     }
 
 
-def train_command(name: str, settings: Mapping[str, str | float]) -> str:
-    """The train.py command, as called from the current folder, with all settings but defaults."""
-    changed = {key: value for key, value in settings.items() if value != getattr(HParams, key)}
-    options = ["-o", f"runs/{name}", "--hparams", format_overrides(changed)]
-    return shlex.join(["python", os.path.relpath(ROOT / "train.py"), *options])
-
-
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
-    arg = parser.add_argument
-    source = parser.add_mutually_exclusive_group(required=True)
-    # fmt: off
-    source.add_argument("--data_dir", type=Path, metavar="DIR",
-        help=f"download into DIR and extract as DIR/{CORPUS}; needs 6.6 GB of disk space")
-    source.add_argument("--corpus", type=Path, metavar="DIR",
-        help="use DIR/wavs/ID.wav and DIR/metadata.csv (lines ID|text|normalised text or ID|text)")
-    arg("--archive", type=Path, metavar="FILE", help=f"extract this {ARCHIVE} into --data_dir")
-    arg("--name", default="ljspeech",
-        help="write NAME_train.txt and NAME_val.txt (default: %(default)s)")
-    arg("--filelists_dir", type=Path, default="filelists", metavar="DIR",
-        help="where to write them (default: %(default)s)")
-    arg("--train_fraction", type=float, default=0.8, metavar="F",
-        help="share of the clips for training; the others validate (default: %(default)s)")
-    arg("--seed", type=int, default=0, help="of the random split (default: %(default)s)")
-    arg("--sampling_rate", type=int, default=HParams.sampling_rate, metavar="HZ",
-        help="of all clips (default: %(default)s)")
-    # fmt: on
+    source = parser.add_mutually_exclusive_group(required=True).add_argument
+    download = f"extract LJSpeech into DIR, from DIR/{ARCHIVE} or a download; needs 6.6 GB"
+    source("--data_dir", type=Path, metavar="DIR", help=download)
+    own = "use DIR/wavs/ID.wav and DIR/metadata.csv (lines ID|text|normalised text or ID|text)"
+    source("--corpus", type=Path, metavar="DIR", help=own)
+    add = parser.add_argument
+    add("--name", default="ljspeech", help="for filelists/NAME_*.txt (default: %(default)s)")
+    add("--train_fraction", type=float, default=0.8, help="of all clips (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the random split (default: %(default)s)")
+    rate = "of all clips (default: %(default)s)"
+    add("--sampling_rate", type=int, default=HParams.sampling_rate, metavar="HZ", help=rate)
     args = parser.parse_args(argv)
-    if args.archive and args.corpus:
-        raise UserError(f"--archive {args.archive}: is not used with --corpus; leave one out")
     if not re.fullmatch(r"\w[\w.-]*", args.name):
         raise UserError(f"--name {args.name}: use letters, digits and . _ - only")
-    if "+" in str(args.filelists_dir):
-        raise UserError(f"--filelists_dir {args.filelists_dir}: + joins filelists; leave it out")
     if not 0 < args.train_fraction < 1:
         raise UserError(f"--train_fraction {args.train_fraction}: use a value between 0 and 1")
     if args.sampling_rate not in RATES:
@@ -224,23 +183,27 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    audio = audio_settings(args.sampling_rate)
-    hparams = HParams(**audio)
-    train, val = (args.filelists_dir / f"{args.name}_{part}.txt" for part in ("train", "val"))
-    with making(args.filelists_dir, "give another --filelists_dir"):
-        corpus = args.corpus or obtain(args.data_dir, args.archive)
+    corpus = args.corpus or args.data_dir / CORPUS
+    train, val = (f"filelists/{args.name}_{part}.txt" for part in ("train", "val"))
+    files = {"data_dir": str(corpus), "training_files": train, "validation_files": val}
+    hparams = HParams(**files, **audio_settings(args.sampling_rate))
+    with making(Path("filelists"), "run this in another folder"):
+        if args.data_dir:
+            obtain(args.data_dir)
         clips = read_corpus(corpus, hparams, every_sample=False)
-        lists = dict(zip((train, val), split(clips, args.train_fraction, args.seed), strict=True))
+        parts = split(clips, args.train_fraction, args.seed)
+        lists = {Path(path): lines for path, lines in zip((train, val), parts, strict=True)}
         for path, lines in lists.items():  # before samples are read, which takes longest
             refuse_other_list(path, lines)
-        refuse(check_samples(clips, hparams), corpus)
+        refuse(check_samples(clips, hparams))
         for path, lines in lists.items():
             exists = path.exists()
             if not exists:
                 write_filelist(path, lines)
             print(f"{path}: {len(lines):,} clips{', already there' if exists else ''}")
-    files = {"training_files": str(train), "validation_files": str(val)}
-    print(f"Next:\n  {train_command(args.name, {'data_dir': str(corpus), **files, **audio})}")
+    changed = {key: value for key, value in vars(hparams).items() if value != getattr(HParams, key)}
+    command = ["python", os.path.relpath(ROOT / "train.py"), "-o", f"runs/{args.name}"]
+    print(f"Next:\n  {shlex.join([*command, '--hparams', format_overrides(changed)])}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from logger import draw_alignment
 from model import Tacotron2
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description="Speak text with a trained model.")
     add = parser.add_argument
     add("text", nargs="+", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
@@ -33,7 +33,7 @@ def main() -> None:
     add("-o", "--output_dir", type=Path, default=Path("runs/speech"), help="(default %(default)s)")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="such as gate_threshold=0.3")
     add("--seed", type=int, default=0, help="of the prenet's dropout (default %(default)s)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     nvidia, changes = create_hparams(preset="nvidia"), parse_overrides(args.hparams)

@@ -17,7 +17,7 @@ import soundfile
 from cli import UserError
 from scripts import make_demo_corpus as demo
 
-SHORT = ("--clips", "70", "--duration_scale", "0.4")  # two chunks
+SHORT = "--clips 70 --duration_scale 0.4"  # two chunks
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -25,17 +25,15 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def call(*arguments: object) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["make_demo_corpus.py", *map(str, arguments)])
-        demo.main()
+def call(command: str) -> None:
+    demo.main(command.split())
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small corpus by a single worker; not to be changed."""
     folder = tmp_path_factory.mktemp("demo") / "new" / "corpus"
-    call(folder, *SHORT, "--workers", 1)
+    call(f"{folder} {SHORT} --workers 1")
     return folder
 
 
@@ -45,8 +43,8 @@ def test_layout_is_ljspeechs_and_every_clip_is_speech_of_its_length(corpus):
     lengths = demo.draw_durations(70, seed=0, scale=0.4)
     lines = (corpus / "metadata.csv").read_text().splitlines()
     for wav, n_samples, line in zip(wavs, lengths, lines, strict=True):
-        clip_id, text, cleaned = line.split("|")
-        assert wav == f"wavs/{clip_id}.wav" and text == cleaned
+        text = line.split("|")[1]
+        assert line == f"{Path(wav).stem}|{text}|{text}"
         assert 6 < len(text) / (n_samples / 22050) < 20  # characters a second
         with soundfile.SoundFile(corpus / wav) as file:
             kind = (file.format, file.subtype, file.channels, file.samplerate, file.frames)
@@ -61,36 +59,36 @@ def test_layout_is_ljspeechs_and_every_clip_is_speech_of_its_length(corpus):
 
 def test_bytes_are_the_same_with_any_workers_and_after_an_interruption(corpus, tmp_path, capsys):
     folder = tmp_path / "b"
-    command = [sys.executable, demo.__file__, folder, *SHORT, "--workers", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
+    program = [sys.executable, demo.__file__, folder, *SHORT.split(), "--workers", "1"]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as first:
         while not list(folder.glob("wavs/*")) and first.poll() is None:
             time.sleep(0.01)
         first.send_signal(signal.SIGINT)
         assert first.communicate(timeout=60)[1] == "interrupted\n"
     assert first.returncode == 130 and not (folder / "metadata.csv").exists()
-
-    call(folder, *SHORT, "--workers", 3)
+    command = f"{folder} {SHORT}"
+    call(f"{command} --workers 3")
     assert "made, 70 clips" in capsys.readouterr().out and contents(folder) == contents(corpus)
     (folder / "wavs" / "DM001-0070.wav").unlink()
-    call(folder, *SHORT)
+    call(command)
     assert contents(folder) == contents(corpus)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    call(folder, *SHORT)
+    call(command)
     assert "already there, 70 clips" in capsys.readouterr().out
     with pytest.raises(UserError, match=r'holds .*"clips": 70,.* not .*"clips": 71,.* delete'):
-        call(folder, "--clips", 71, "--duration_scale", 0.4)
+        call(f"{command} --clips 71")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_given_transcripts_are_spoken(tmp_path):
     texts = {"a_1": "The café -- it was 9 o'clock -- had closed.", "3-B.c": "Some more words."}
     lines = "".join(f"{clip_id}|{text}\r\n" for clip_id, text in texts.items())
-    (tmp_path / "texts.txt").write_bytes(b"\xef\xbb\xbf" + lines.encode())  # as Windows saves it
-    call(tmp_path / "out", "--transcripts", tmp_path / "texts.txt")
-    metadata = (tmp_path / "out" / "metadata.csv").read_text("utf-8").splitlines()
+    Path(tmp_path, "texts").write_text(lines, "utf-8-sig", newline="")  # as Windows saves it
+    call(f"{tmp_path}/out --transcripts {tmp_path}/texts")
+    metadata = Path(tmp_path, "out/metadata.csv").read_text("utf-8").splitlines()
     assert metadata == [f"{clip_id}|{text}|{text}" for clip_id, text in texts.items()]
     for clip_id, text in texts.items():
-        seconds = soundfile.info(tmp_path / "out" / "wavs" / f"{clip_id}.wav").duration
+        seconds = soundfile.info(tmp_path / f"out/wavs/{clip_id}.wav").duration
         assert seconds == pytest.approx(demo.reading_seconds(text), rel=0.25)
 
 
@@ -117,7 +115,7 @@ def test_texts_use_all_letters_and_many_words():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line", "message"),
+    ("command", "line", "message"),
     [
         ("x --clips 0", "", "--clips: 0: use .* 1 or more"),
         ("x --duration_scale 0.2", "", "--duration_scale 0.2: use 0.35 to 3"),
@@ -137,34 +135,37 @@ def test_texts_use_all_letters_and_many_words():
         ("x --transcripts bad", "b|\xff", "bad:2: 'b..udcff': .*UTF-8"),
     ],
 )
-def test_refused(arguments, line, message, tmp_path, monkeypatch):
+def test_refused(command, line, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("bad").write_text(f"a|Good.\n{line}\n", "latin-1")
     with pytest.raises(UserError, match=message):
-        call(*arguments.split())
-    assert [path.name for path in tmp_path.iterdir()] == ["bad"]
+        call(command)
+    assert os.listdir() == ["bad"]
 
 
-def test_a_missing_or_broken_engine_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("espeakng_loader.get_library_path", lambda: str(tmp_path / "espeak.so"))
-    with pytest.raises(UserError, match=r"espeak\.so.*pip install"):
-        call(tmp_path / "x")
+@pytest.mark.parametrize(
+    ("name", "replacement", "message"),
+    [
+        ("espeakng_loader.get_library_path", lambda: "no.so", r"no\.so.*pip install .*==0\.2\.4"),
+        ("scripts.make_demo_corpus.draw_durations", lambda *_: [10**18], "GB needed .* --clips"),
+        ("scripts.make_demo_corpus.follow_parent", os.abort, "x: .*killed; run again"),
+    ],
+)
+def test_failures_end_the_run_in_one_line(name, replacement, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(name, replacement)
+    with pytest.raises(UserError, match=message):
+        call(f"{tmp_path}/x --clips 3")
+    assert "killed" in message or not os.listdir(tmp_path)
+
+
+def test_a_missing_engine_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "espeakng_loader", None)
     with pytest.raises(UserError, match=r"espeakng_loader.*pip install .*==0\.2\.4"):
-        call(tmp_path / "x")
+        call(f"{tmp_path}/x")
 
 
-def test_a_full_disk_and_a_killed_worker_end_the_run_in_one_line(tmp_path, monkeypatch):
-    folder = tmp_path / "out"
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"GB needed .* --clips"):
-        patch.setattr(demo, "draw_durations", lambda *_: [10**18])
-        call(folder)
-    assert not folder.exists()
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"out: .*killed; run"):
-        patch.setattr(demo, "follow_parent", os.abort)
-        call(folder, "--clips", 3)
-
+def test_a_full_disk_ends_the_run_in_one_line(tmp_path):
     # A write beyond the limit fails as on a full disk.
-    command = f"ulimit -f 5; {sys.executable} {demo.__file__} {folder} --clips 3"
+    command = f"ulimit -f 5; {sys.executable} {demo.__file__} {tmp_path} --clips 3"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert re.fullmatch(rf"error: {folder}: .*File too large; make room.*\n", done.stderr)
+    assert re.fullmatch(rf"error: {tmp_path}: .*File too large; make room.*\n", done.stderr)
