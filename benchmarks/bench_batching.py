@@ -2,20 +2,17 @@
 
     python benchmarks/bench_batching.py
     python benchmarks/bench_batching.py --sizes 10480 --repeats 101
-
-A plan is a call of :func:`batching.plan_batches` with batch randomisation; the plain version, SSB
-as one would write it down: sort the lengths with noise added, fill batches in a loop, shuffle.
 """
 
-import itertools
 import platform
 import random
-import statistics
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import numpy as np
+from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -27,28 +24,31 @@ SIZES = (10_480, 1_000_000, 10_000_000)
 BATCH_SIZE, LRF = 16, 0.1
 
 
-def plain(lengths: np.ndarray, dynamic: bool, seed: int) -> list[list[int]]:
-    """The plain version: SSB-BR or SSB-DBS-BR as batches of indices."""
-    noise = np.random.default_rng(seed).uniform(-0.5, 0.5, len(lengths))
-    width = (lengths.max() - lengths.min()) * LRF
-    order = np.argsort(lengths + noise * width)
-    capacity = BATCH_SIZE * int(lengths.max())
+def fill(order: ndarray, lengths: ndarray, batch_size: int, capacity: int = 0) -> list[list[int]]:
+    """Batches of ``batch_size`` clips or, with DBS, of as many as ``capacity`` holds."""
     batches, batch, longest = [], [], 0
     for i, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
         longest = max(longest, length)
-        if (len(batch) + 1) * longest > capacity if dynamic else len(batch) == BATCH_SIZE:
+        if (len(batch) + 1) * longest > capacity if capacity else len(batch) == batch_size:
             batches.append(batch)
             batch, longest = [], length
         batch.append(i)
-    batches.append(batch)
+    return [*batches, batch]
+
+
+def plain(lengths: ndarray, dynamic: bool, seed: int) -> list[list[int]]:
+    """SSB-BR or SSB-DBS-BR as one would write it down: sort with noise, fill batches, shuffle."""
+    noise = np.random.default_rng(seed).uniform(-0.5, 0.5, len(lengths)) * LRF * np.ptp(lengths)
+    capacity = BATCH_SIZE * int(lengths.max()) if dynamic else 0
+    batches = fill(np.argsort(lengths + noise), lengths, BATCH_SIZE, capacity)
     random.Random(seed).shuffle(batches)
     return batches
 
 
-def measure(lengths: np.ndarray, repeats: int) -> dict[tuple[str, bool], float]:
-    """Median milliseconds of (strategy or "plain", DBS); all take turns, so that a busy moment of
-    the machine slows all alike."""
-    seconds = {kind: [] for kind in itertools.product((*STRATEGIES, "plain"), (False, True))}
+def measure(lengths: ndarray, repeats: int) -> dict[tuple[str, bool], float]:
+    """Median milliseconds of each (strategy or "plain", DBS), with batch randomisation. They take
+    turns, so that a busy moment of the machine slows all alike."""
+    seconds = {kind: [] for kind in product((*STRATEGIES, "plain"), (False, True))}
     for epoch in range(repeats + 1):
         for (strategy, dynamic), times in seconds.items():
             start = time.perf_counter()
@@ -57,16 +57,15 @@ def measure(lengths: np.ndarray, repeats: int) -> dict[tuple[str, bool], float]:
             else:
                 plan_batches(lengths, strategy, BATCH_SIZE, dynamic, lrf=LRF, epoch=epoch)
             times.append(time.perf_counter() - start)
-    return {kind: 1e3 * statistics.median(times[1:]) for kind, times in seconds.items()}
+    return {kind: 1e3 * float(np.median(times[1:])) for kind, times in seconds.items()}
 
 
 def main() -> None:
     parser = ArgumentParser(description="Time the planning of an epoch, beside a plain version.")
-    add = parser.add_argument
     sizes = f"numbers of lengths, drawn from LJSpeech's (default: {' '.join(map(str, SIZES))})"
-    add("--sizes", type=positive, nargs="+", default=SIZES, metavar="N", help=sizes)
+    parser.add_argument("--sizes", type=positive, nargs="+", default=SIZES, metavar="N", help=sizes)
     repeats = "timings per median; 10 N below 100,000 lengths (default: %(default)s)"
-    add("--repeats", type=positive, default=5, metavar="N", help=repeats)
+    parser.add_argument("--repeats", type=positive, default=5, metavar="N", help=repeats)
     args = parser.parse_args()
     given = read_lengths(LJSPEECH_LENGTHS)
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}\n")
@@ -75,7 +74,7 @@ def main() -> None:
     for size in args.sizes:
         lengths = np.random.default_rng([0, 1]).choice(given, size)
         medians = measure(lengths, args.repeats * (10 if size < 100_000 else 1))
-        for strategy, dynamic in itertools.product(STRATEGIES, (False, True)):
+        for strategy, dynamic in product(STRATEGIES, (False, True)):
             plan, reference = medians[strategy, dynamic], medians["plain", dynamic]
             cells = f"{size:,} | {strategy + '-DBS' * dynamic}-BR | {plan:,.2f} | {reference:,.2f}"
             print(f"| {cells} | {reference / plan:.1f} |", flush=True)
