@@ -209,7 +209,7 @@ def test_killed_before_its_second_checkpoint_it_is_resumed_with_its_settings(
     with patch.object(*moment, **KILL), pytest.raises(KeyboardInterrupt):
         run("broken", settings, *options)
     assert len(checkpoints(tmp_path / "broken")) == 1
-    part = tmp_path / "broken" / "checkpoint_00000009.pt.part"
+    part = tmp_path / "broken" / "checkpoint_00000001.pt.part"
     part.touch()  # as a kill amid a save does
     run("broken", "", "--resume")
     soak.assert_same_run(tmp_path / "whole", tmp_path / "broken")
