@@ -8,11 +8,12 @@ import os
 import pickle
 import random
 import re
-import shutil
 import sys
 import warnings
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,7 @@ from torch import nn
 
 from cli import UserError
 from files import replacing, sync_names
-from hparams import (
-    AUDIO,
-    MAY_CHANGE,
-    HParams,
-    by_new_names,
-    create_hparams,
-    parse_overrides,
-)
+from hparams import AUDIO, MAY_CHANGE, HParams, by_new_names, create_hparams, parse_overrides
 
 BEST = "checkpoint_best.pt"
 
@@ -71,9 +65,8 @@ class Progress:
         """
         saved = dict(state["progress"])
         if "sums" not in saved:  # older versions had a field for each sum
-            names = {"loss_sum": "loss", "seconds": "seconds"}
-            names |= {"waited": "waited", "skipped": "skipped"}
-            saved["sums"] = {new: saved.pop(old) for old, new in names.items() if old in saved}
+            names = {"loss_sum", "seconds", "waited", "skipped"} & saved.keys()
+            saved["sums"] = {name.removesuffix("_sum"): saved.pop(name) for name in names}
         try:
             return cls(**saved)
         except TypeError as error:
@@ -88,12 +81,8 @@ class Progress:
 
 def checkpoints(folder: Path) -> list[Path]:
     """A run's checkpoints without the best, newest first."""
-    numbered = (
-        (int(match[1]), path)
-        for path in folder.glob("checkpoint_*.pt")
-        if (match := re.fullmatch(r"checkpoint_(\d+)\.pt", path.name))
-    )
-    return [path for _, path in sorted(numbered, reverse=True)]
+    numbered = [path for path in folder.glob("*.pt") if re.fullmatch(r"checkpoint_\d+", path.stem)]
+    return sorted(numbered, key=lambda path: int(path.stem.split("_")[1]), reverse=True)
 
 
 def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: int) -> Path:
@@ -101,31 +90,20 @@ def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: 
     ``n_kept`` and the best. Returns its path.
     """
     path = folder / f"checkpoint_{step:08d}.pt"
+    linked = False
     if is_best:  # the best first: if killed in between, the run validates and saves both again
         save_checkpoint(folder / BEST, state)
-        link(folder / BEST, path)
-    else:
+        with suppress(OSError):  # a file system without links
+            part = path.with_name(f"{path.name}.part")
+            os.link(folder / BEST, part)
+            os.replace(part, path)
+            sync_names(folder)
+            linked = True
+    if not linked:
         save_checkpoint(path, state)
-    keep_newest(folder, n_kept)
+    for old in checkpoints(folder)[n_kept:]:
+        old.unlink()
     return path
-
-
-def keep_newest(folder: Path, n: int) -> None:
-    """Delete all checkpoints but the newest ``n`` and the best."""
-    for path in checkpoints(folder)[n:]:
-        path.unlink()
-
-
-def link(path: Path, name: Path) -> None:
-    """Hard-link a checkpoint as ``name``, replacing what is there; copy it where links fail."""
-    part = name.with_name(f"{name.name}.part")
-    try:
-        os.link(path, part)
-        os.replace(part, name)
-        sync_names(name.parent)
-    except OSError:  # a file system without links
-        with open(path, "rb") as source, replacing(name) as file:
-            shutil.copyfileobj(source, file)
 
 
 def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
@@ -155,9 +133,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
 
 def set_aside(folder: Path, newest: Path) -> None:
     """Rename the damaged checkpoints that :func:`load_newest` skipped to reach ``newest``."""
-    for path in checkpoints(folder):
-        if path == newest:
-            break
+    for path in takewhile(lambda path: path != newest, checkpoints(folder)):
         path.rename(f"{path}.damaged")
 
 
@@ -204,11 +180,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises all kinds of errors on what is no checkpoint
-        if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error):
-            code = re.search(r"GLOBAL ([\w.]+)", str(error))
+        code = re.search(r"GLOBAL (\S*)", str(error))
+        if code and isinstance(error, pickle.UnpicklingError):
             raise UserError(
-                f"{path}: holds Python code ({code[1] if code else 'unknown'}), not only "
-                "weights; it was not run; use a checkpoint from a source that you trust"
+                f"{path}: holds Python code ({code[1]}), not only weights; it was not run; use a "
+                "checkpoint from a source that you trust"
             ) from None
         raise UserError(
             f"{path}: not a checkpoint, or damaged ({type(error).__name__}); use another file"
@@ -242,14 +218,15 @@ def load_weights(
         ignored |= matches
     theirs = {name: weight for name, weight in theirs.items() if name not in ignored}
     theirs |= {name: weight for name, weight in ours.items() if name in ignored}
-    differences = []
-    for name in dict.fromkeys([*ours, *theirs]):
-        expected, saved = (
-            tuple(weights[name].shape) if name in weights else "absent"
-            for weights in (ours, theirs)
-        )
-        if saved != expected:
-            differences.append(f"{name} is {saved} in the checkpoint, {expected} in this model")
+
+    def shape(weights: dict[str, torch.Tensor], name: str) -> tuple[int, ...] | str:
+        return tuple(weights[name].shape) if name in weights else "absent"
+
+    differences = [
+        f"{name} is {shape(theirs, name)} in the checkpoint, {shape(ours, name)} in this model"
+        for name in {**ours, **theirs}
+        if shape(theirs, name) != shape(ours, name)
+    ]
     if differences:
         more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
         fix = "use the settings it was trained with (hparams.json beside it)"
@@ -279,8 +256,8 @@ def load_optimizer(
             for name, number in zip(theirs, numbers, strict=True)
             if number in state["optimizer"]["state"]  # there is none before the first step
         }
-        for name, of_weight in moments.items():
-            if of_weight["exp_avg"].shape != parameters[name].shape:
+        for name, saved in moments.items():
+            if saved["exp_avg"].shape != parameters[name].shape:
                 raise ValueError(name)
         merged = optimizer.state_dict()  # with the current learning rate
         merged["state"] = {i: moments[name] for i, name in enumerate(parameters) if name in moments}
@@ -357,13 +334,13 @@ def hparams_to_continue(
     known = {name: value for name, value in state["hparams"].items() if name not in unknown}
     saved = HParams(**known)
     hparams = create_hparams(overrides, preset, saved)
-    changes, named = _changes(saved, hparams), parse_overrides(overrides)
-    unnamed = [name for name in (*AUDIO, "n_symbols") if name in changes and name not in named]
+    changes = _changes(saved, hparams)
+    unnamed = changes.keys() & {*AUDIO, "n_symbols"} - parse_overrides(overrides).keys()
     if unnamed:
+        before = ", ".join(f"{name}={changes[name][0]}" for name in changes if name in unnamed)
         raise UserError(
-            f"--preset {preset}: {path} was trained with other mels ("
-            + ", ".join(f"{name}={changes[name][0]}" for name in unnamed)
-            + "); leave out --preset, or name what to change in --hparams"
+            f"--preset {preset}: {path} was trained with other mels ({before}); leave out "
+            "--preset, or name what to change in --hparams"
         )
     changed = [f"{name}={now} (was {before})" for name, (before, now) in changes.items()]
     print(f"settings of {path}" + (f", but {', '.join(changed)}" if changed else ""))
@@ -395,14 +372,12 @@ def refuse_other_data(state: dict[str, Any], data: str, path: Path) -> None:
 def random_state() -> dict[str, Any]:
     """The state of every generator that training may draw from: Python's, NumPy's and torch's."""
     name, keys, *rest = np.random.get_state()
-    state = {
+    return {
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
         "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
 
 
 def set_random_state(state: dict[str, Any]) -> None:
@@ -411,5 +386,5 @@ def set_random_state(state: dict[str, Any]) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
+    if state.get("cuda") is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

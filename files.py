@@ -125,10 +125,8 @@ def require_space(path: Path, n_bytes: float, fix: str) -> None:
     Raises:
         UserError: they do not; ``fix`` says what to do other than free space.
     """
-    folder = path
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
     if n_bytes > free:
         raise UserError(
             f"{path}: {n_bytes / 1e9:.2f} GB needed and {free / 1e9:.2f} GB free; free some, or "

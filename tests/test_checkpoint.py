@@ -4,6 +4,7 @@ import os
 import pickle
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,39 +21,32 @@ def save(folder: Path, step: int) -> Path:
     return path
 
 
-class Evil:
-    """Makes a call when it is unpickled."""
-
-    def __init__(self, *call) -> None:
-        self.call = call
-
-    def __reduce__(self):
-        return self.call
-
-
 @pytest.mark.parametrize("format", ["zip", "legacy", "pickle"])
 @pytest.mark.parametrize(
-    ("name", "call", "argument"),
+    ("name", "call", "arguments"),
     [
-        ("posix.system", os.system, "touch ran"),
-        ("eval", eval, "open('ran', 'w')"),
-        ("exec", exec, "open('ran', 'w')"),
+        ("posix.system", os.system, ("touch ran",)),
+        ("eval", eval, ("open('ran', 'w')",)),
+        ("exec", exec, ("open('ran', 'w')",)),
         ("io.open", open, ("ran", "w")),
     ],
 )
 def test_a_checkpoint_that_would_run_code_is_refused(
-    tmp_path, monkeypatch, name, call, argument, format
+    tmp_path, monkeypatch, name, call, arguments, format
 ):
+    class Evil:
+        def __reduce__(self):  # called when it is unpickled
+            return call, arguments
+
     monkeypatch.chdir(tmp_path)
     path = Path("evil.pt")
-    evil = Evil(call, argument if isinstance(argument, tuple) else (argument,))
     # Older versions of torch print the name with "builtins.".
     words = rf"holds Python code \((builtins\.)?{name}\), not only weights; it was not run"
     if format == "pickle":
-        path.write_bytes(pickle.dumps(evil))
+        path.write_bytes(pickle.dumps(Evil()))
         words = "not a checkpoint, or damaged"
     else:
-        torch.save({"state_dict": evil}, path, _use_new_zipfile_serialization=format == "zip")
+        torch.save({"state_dict": Evil()}, path, _use_new_zipfile_serialization=format == "zip")
     with pytest.raises(UserError, match=rf"evil\.pt: {words}"):
         load_checkpoint(path)
     assert not Path("ran").exists()
@@ -68,37 +62,28 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path):
 
 def test_the_newest_undamaged_checkpoint_is_used_or_the_best(tmp_path, capsys):
     assert load_newest(tmp_path) == (None, {})
-    paths = [save(tmp_path, step) for step in (9, 100, 88_888_888, 99_999_999, 100_000_001)]
-    oldest, newest, *damaged = paths
-    assert checkpoints(tmp_path) == paths[::-1]
-    content = damaged[0].read_bytes()
-    middle = len(content) // 2
-    damaged[0].write_bytes(content[:-500])
-    damaged[1].write_bytes(content[:middle] + bytes(8) + content[middle + 8 :])
-    damaged[2].write_bytes(b"abc")
-    path, state = load_newest(tmp_path)
-    assert path == newest and state["step"] == 100
-    for line, path in zip(capsys.readouterr().err.splitlines(), damaged[::-1], strict=True):
-        assert line.startswith(f"warning: {path}: not a checkpoint, or damaged (")
-        assert line.endswith("; continuing from checkpoint_00000100.pt")
-
-    for path in (oldest, newest):
-        path.write_bytes(b"PK")
+    best = save(tmp_path, 3).rename(tmp_path / "checkpoint_best.pt")
+    paths = [save(tmp_path, step) for step in (100_000_001, 99_999_999, 88_888_888, 100, 9)]
+    assert checkpoints(tmp_path) == paths
+    whole = best.read_bytes()
+    changed = bytes(8).join([whole[:6000], whole[6008:]])
+    older = [*paths[1:], best]
+    for k, content in enumerate((b"abc", b"PK", b"", whole[:-500], changed)):
+        paths[k].write_bytes(content)
+        assert load_newest(tmp_path)[0] == older[k]
+        for line, path in zip(capsys.readouterr().err.splitlines(), paths[: k + 1], strict=True):
+            assert line.startswith(f"warning: {path}: not a checkpoint, or damaged (")
+            assert line.endswith(f"; continuing from {older[k].name}")
+    best.unlink()
     with pytest.raises(UserError, match=r"every checkpoint is damaged; give another -o$") as error:
         load_newest(tmp_path)
     assert str(error.value).count("\n") == 5  # a line for each, and the fix
-    best = save(tmp_path, 3).rename(tmp_path / "checkpoint_best.pt")
-    assert load_newest(tmp_path)[0] == best
-    assert checkpoints(tmp_path) == paths[::-1]
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_the_newest_k_and_the_best_are_kept(tmp_path, monkeypatch, links):
-    def refuse(*_):
-        raise PermissionError
-
-    if not links:  # as on some file systems: then the best is a copy
-        monkeypatch.setattr(os, "link", refuse)
+@pytest.mark.parametrize("link", [os.link, Mock(side_effect=PermissionError)])
+def test_the_newest_k_and_the_best_are_kept(tmp_path, monkeypatch, link):
+    """Also on a file system without links."""
+    monkeypatch.setattr(os, "link", link)
     for step in range(1, 6):
         state = {"state_dict": {}, "step": step}
         checkpoint.save(tmp_path, step, state, is_best=step in (1, 3), n_kept=2)
