@@ -388,3 +388,53 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["cpu"])
     if state.get("cuda") is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+# What a run starts from
+
+
+def find_start(
+    folder: Path,
+    source: Path | None,
+    overrides: str,
+    preset: str | None,
+    resume: bool,
+    warm_start: bool,
+) -> tuple[Path | None, dict[str, Any], HParams, Progress]:
+    """What train.py's arguments start from: the checkpoint, those parts of its state that the run
+    takes, its settings and its progress. (None, {}) without a checkpoint.
+
+    Only the weights are taken in a warm start, or if there is no training state. With NVIDIA's
+    training state, the progress has steps but no epochs.
+
+    Raises:
+        UserError: the folder already holds a run, or none to resume; the checkpoint is damaged, or
+            does not go with the settings.
+    """
+    if resume:
+        newest, state = load_newest(folder)
+        if newest:
+            hparams = hparams_to_resume(state, newest, overrides, preset)
+            return newest, state, hparams, Progress.of(state, newest)
+        if not (overrides or preset):
+            raise UserError(
+                f"{folder}: holds no run to resume, or one stopped before its first "
+                "checkpoint; give the command that starts it"
+            )
+        print(f"{folder}: holds no run yet; starting one")
+    first = folder / "checkpoint_00000000.pt"  # of a run before its first step: nothing is lost
+    if set(folder.glob("checkpoint_*.pt")) - {first}:
+        raise UserError(f"{folder}: holds a run; --resume it, or give another -o")
+    if not source:
+        return None, {}, create_hparams(overrides, preset), Progress()
+
+    state = load_checkpoint(source)
+    hparams = hparams_to_continue(state, source, overrides, preset)
+    if not warm_start:
+        if all(name in state for name in STATE):
+            saved = Progress.of(state, source)  # the settings may change the batches of its epoch
+            return source, state, hparams, Progress(epoch=saved.epoch, step=saved.step)
+        if "optimizer" in state and "iteration" in state:
+            return source, state, hparams, Progress(step=int(state["iteration"]))
+        print(f"note: {source}: has weights but no training state; starting at epoch 0")
+    return source, {"state_dict": state["state_dict"]}, hparams, Progress()

@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,11 +58,7 @@ class RunLogger:
         self.metrics.truncate(size)
         self.tensorboard = SummaryWriter(log_dir, purge_step=step + 1 if step else 0)
         self.excepthook = threading.excepthook
-        threading.excepthook = _quiet(self.excepthook)
-
-    def log_start(self, epoch: int, step: int, trained_by: dict[str, str | int]) -> None:
-        """What the run trains on from here; times compare only if this is the same."""
-        self._write({"event": "start", "epoch": epoch, "step": step, **trained_by})
+        threading.excepthook = partial(_report, self.excepthook)
 
     def log(self, event: str, epoch: int, step: int, values: dict[str, float]) -> None:
         """Log the scalars of an ``event``: "step" (training), "epoch" or "validation".
@@ -69,21 +66,25 @@ class RunLogger:
         TensorBoard plots "step" over steps and the others over finished epochs, since the
         number of steps in an epoch depends on the strategy.
         """
-        self._write({"event": event, "epoch": epoch, "step": step, **values})
+        self.write(event, epoch, step, values)
         folder, x = ("training", step) if event == "step" else (event, epoch + 1)
         for name, value in values.items():
             self.tensorboard.add_scalar(f"{folder}/{name}", value, x)
 
     def log_bad_step(
-        self, epoch: int, step: int, batch: int, values: dict[str, float], clips: list[str]
-    ) -> None:
-        """Log a skipped batch; ``clips`` are its clips' locations ("filelist:line")."""
+        self, epoch: int, step: int, batch: int, values: dict[str, float], locations: list[str]
+    ) -> str:
+        """Log a skipped batch and the locations of its clips; returns both in words."""
         values = {name: str(value) for name, value in values.items()}  # JSON has no nan
-        record = {"event": "bad_step", "epoch": epoch, "step": step, "batch": batch}
-        self._write({**record, **values, "clips": clips})
-        self.tensorboard.add_text("training/bad_step", f"{values}: {', '.join(clips)}", step)
+        self.write("bad_step", epoch, step, {"batch": batch, **values, "clips": locations})
+        clips = ", ".join(locations)
+        self.tensorboard.add_text("training/bad_step", f"{values}: {clips}", step)
+        problem = f"loss {values['loss']}, gradient {values['grad_norm']}, in {clips}"
+        return f"epoch {epoch}, batch {batch}: {problem}"
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def write(self, event: str, epoch: int, step: int, values: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl."""
+        record = {"event": event, "epoch": epoch, "step": step, **values}
         self.metrics.write(json.dumps(record).encode() + b"\n")
         self.metrics.flush()  # so that readers see whole lines
 
@@ -99,11 +100,12 @@ class RunLogger:
         """
         frame = hparams.hop_length / hparams.sampling_rate  # seconds
         for name, sample in samples.items():
-            for kind, figure in (
-                ("alignment", draw_alignment(sample.alignment, sample.text, frame)),
-                ("mel", draw_mels(sample, frame)),
-                ("gate", draw_gate(sample, frame)),
-            ):
+            figures = {
+                "alignment": draw_alignment(sample.alignment, sample.text, frame),
+                "mel": draw_mels(sample, frame),
+                "gate": draw_gate(sample, frame),
+            }
+            for kind, figure in figures.items():
                 pixels = render(figure)
                 if name == "sample":
                     imsave(self.sample_dir / f"{kind}.png", pixels)
@@ -123,17 +125,12 @@ class RunLogger:
         threading.excepthook = self.excepthook
 
 
-def _quiet(hook: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``hook``, but silent about a full disk in TensorBoard's writer thread, which raises the
-    same error in ours.
-    """
-
-    def report(args: threading.ExceptHookArgs) -> None:
-        is_writer = type(args.thread).__module__.startswith("tensorboard.")
-        if not (is_writer and isinstance(args.exc_value, OSError)):
-            hook(args)
-
-    return report
+def _report(hook: Callable[[Any], None], args: threading.ExceptHookArgs) -> None:
+    """Call ``hook``, except for a full disk in TensorBoard's writer thread, which raises the same
+    error in ours."""
+    is_writer = type(args.thread).__module__.startswith("tensorboard.")
+    if not (is_writer and isinstance(args.exc_value, OSError)):
+        hook(args)
 
 
 # Figures, by matplotlib's object interface: no global state, no display
@@ -146,6 +143,12 @@ def _figure(height: float, rows: int = 1) -> tuple[Figure, Any]:
     return figure, figure.subplots(rows, squeeze=False, sharex=True)[:, 0]
 
 
+def _show(axes: Any, values: Tensor, frame: float, **colours: Any) -> Any:
+    """An image of ``values`` (rows, T_out) over seconds."""
+    extent = (0, values.size(1) * frame, 0, values.size(0))
+    return axes.imshow(values.numpy(), aspect="auto", origin="lower", extent=extent, **colours)
+
+
 def render(figure: Figure) -> np.ndarray:
     """Pixels (height, width, 4) uint8."""
     canvas = FigureCanvasAgg(figure)
@@ -156,33 +159,21 @@ def render(figure: Figure) -> np.ndarray:
 def draw_alignment(alignment: Tensor, text: str, frame: float) -> Figure:
     """Attention weights (T_out, T_in) over time; ``frame``: hop in seconds."""
     figure, (axes,) = _figure(4)
-    T_out, T_in = alignment.shape
-    image = axes.imshow(
-        alignment.T.numpy(),
-        aspect="auto",
-        origin="lower",
-        extent=(0, T_out * frame, 0, T_in),
-    )
+    image = _show(axes, alignment.T, frame)
     figure.colorbar(image, label="attention weight")
-    axes.set(xlabel="time (s)", ylabel="character", title=_shorten(text))
+    title = text if len(text) <= 90 else f"{text[:89]}…"
+    axes.set(xlabel="time (s)", ylabel="character", title=title)
     return figure
 
 
 def draw_mels(sample: Sample, frame: float) -> Figure:
     """Target above prediction, with the same range of colours."""
-    figure, rows = _figure(5, 2)
-    low, high = float(sample.mel.min()), float(sample.mel.max())
-    for axes, mel, title in zip(
-        rows, (sample.mel, sample.mel_postnet), ("target", "predicted"), strict=True
-    ):
-        n_mels, T_out = mel.shape
-        image = axes.imshow(
-            mel.numpy(), aspect="auto", origin="lower", vmin=low, vmax=high, cmap="magma",
-            extent=(0, T_out * frame, 0, n_mels),
-        )  # fmt: skip
-        axes.set(ylabel="mel channel", title=title)
-    rows[-1].set_xlabel("time (s)")
-    figure.colorbar(image, ax=rows, label="ln magnitude")
+    figure, (above, below) = _figure(5, 2)
+    image = _show(above, sample.mel, frame, cmap="magma")
+    _show(below, sample.mel_postnet, frame, cmap="magma", norm=image.norm)
+    above.set(ylabel="mel channel", title="target")
+    below.set(ylabel="mel channel", title="predicted", xlabel="time (s)")
+    figure.colorbar(image, ax=(above, below), label="ln magnitude")
     return figure
 
 
@@ -195,7 +186,3 @@ def draw_gate(sample: Sample, frame: float) -> Figure:
     axes.set(xlabel="time (s)", ylabel="stop probability", ylim=(-0.05, 1.05))
     axes.legend(loc="upper left", frameon=False)
     return figure
-
-
-def _shorten(text: str, n: int = 90) -> str:
-    return text if len(text) <= n else f"{text[: n - 1]}…"

@@ -3,15 +3,17 @@ scripts/find_batch_capacity.py searches for the largest batch capacity that fits
 
 import dataclasses
 import multiprocessing
+import re
 import resource
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.optim import Adam, Optimizer
 
 from batching import EpochBatchSampler
 from checkpoint import random_state, set_random_state
@@ -22,6 +24,28 @@ from device import choose_device, is_out_of_memory, peak_memory, synchronize
 from hparams import HParams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
+
+
+def too_large(batch: Batch) -> str:
+    B, T_in = batch.text.shape
+    return (
+        f"a batch of {B} clips, up to {batch.mel.size(2)} frames and {T_in} symbols long, needs "
+        "more memory than there is"
+    )
+
+
+@contextmanager
+def explained(problem: str) -> Iterator[None]:
+    """Turn running out of memory into a :class:`UserError` that says ``problem`` and the fix."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"{problem}; free memory on the device, then --resume; or start another run with a "
+            "smaller batch_capacity_seconds, batch_size or model"
+        ) from None
 
 
 def largest_batches(
@@ -35,25 +59,20 @@ def largest_batches(
     for epoch in epochs:
         sampler.set_epoch(epoch)
         plan = sampler.plan
-        starts = plan.ends - plan.sizes
-        T_in, T_out = (
-            np.maximum.reduceat(np.asarray(lengths, np.int64)[plan.order], starts)
-            for lengths in (texts, sampler.lengths)
-        )
-        sizes = plan.sizes * T_out, plan.sizes * T_in, plan.sizes * T_in * T_out
-        for kind, batch_sizes in enumerate(sizes):
-            j = int(batch_sizes.argmax())
-            if batch_sizes[j] > largest[kind][0]:
-                largest[kind] = int(batch_sizes[j]), tuple(plan[j].tolist())
+        B, starts = plan.sizes, plan.ends - plan.sizes
+        T_in, T_out = (np.maximum.reduceat(n[plan.order], starts) for n in (texts, sampler.lengths))
+        for kind, sizes in enumerate((B * T_out, B * T_in, B * T_in * T_out)):
+            j = int(sizes.argmax())
+            largest[kind] = max(largest[kind], (int(sizes[j]), tuple(plan[j].tolist())))
     return [list(indices) for indices in dict.fromkeys(indices for _, indices in largest)]
 
 
 def try_batches(
     model: Tacotron2,
     loss_function: Tacotron2Loss,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     dataset: MelDataset,
-    batches: list[list[int]],
+    batches: Sequence[Sequence[int]],
     hparams: HParams,
     stop: StopSignals,
 ) -> None:
@@ -63,18 +82,15 @@ def try_batches(
         UserError: a batch does not fit; the message suggests a setting that does.
     """
     states, buffers = random_state(), [buffer.clone() for buffer in model.buffers()]
-    model.train()
     try:
         for indices in batches:
             items = [dataset[i] for i in indices]
-            if fits(model, loss_function, optimizer, items):
-                stop.check()
-                continue
-            B, step = len(items), max(len(items) // 8, 1)
-            smaller = range(B * 7 // 8, 0, -step)
-            trials = (n for n in smaller if fits(model, loss_function, optimizer, items[:n]))
-            fix = _suggestion(next(trials, 0) / B, dataset, hparams)
-            raise UserError(f"{too_large(collate(items))}; {fix}")
+            sizes = range(len(items), 0, -max(len(items) // 8, 1))
+            most = next((n for n in sizes if fits(model, loss_function, optimizer, items[:n])), 0)
+            if most < len(items):
+                fix = _suggestion(most / len(items), dataset, hparams)
+                raise UserError(f"{too_large(collate(items))}; {fix}")
+            stop.check()
     finally:
         set_random_state(states)
         for buffer, old in zip(model.buffers(), buffers, strict=True):
@@ -82,10 +98,7 @@ def try_batches(
 
 
 def fits(
-    model: Tacotron2,
-    loss_function: Tacotron2Loss,
-    optimizer: torch.optim.Optimizer,
-    items: Sequence[Item],
+    model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
 ) -> bool:
     """Whether a training step on a batch of ``items`` fits in memory."""
     device = next(model.parameters()).device
@@ -121,28 +134,6 @@ def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:
     return f"set {fix}; scripts/find_batch_capacity.py finds the largest that fits"
 
 
-def too_large(batch: Batch) -> str:
-    B, T_in = batch.text.shape
-    return (
-        f"a batch of {B} clips, up to {batch.mel.size(2)} frames and {T_in} symbols long, needs "
-        "more memory than there is"
-    )
-
-
-@contextmanager
-def explained(batch: Batch, name: str) -> Iterator[None]:
-    """Turn running out of memory into a :class:`UserError` with the size of the batch ``name``."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(
-            f"{name}: {too_large(batch)}; free memory on the device, then --resume; or start "
-            "another run with a smaller batch_capacity_seconds or batch_size"
-        ) from None
-
-
 # The search for the largest capacity
 
 
@@ -162,21 +153,19 @@ def find_capacity(
     lengths = [clip.n_frames for clip in clips]
     longest, total = max(lengths), sum(lengths)
     fitting, too_much, capacity = 0, 2 * total, longest
-    while too_much - fitting > tolerance * max(fitting, longest):
+    while fitting < total and too_much - fitting > tolerance * fitting:
         if _capacity_fits(capacity, clips, hparams, memory_gib):
             fitting = capacity
         else:
             too_much = capacity
-        if too_much == longest:
+        if not fitting:
             raise UserError(
                 f"not even the longest clip, of {longest} frames, fits the memory; remove it, or "
                 "reduce the model"
             )
-        if fitting >= total:
-            return None
         # Double the capacity while it fits, then bisect.
-        capacity = 2 * fitting if too_much > 2 * fitting else (fitting + too_much) // 2
-    return fitting
+        capacity = min(2 * fitting, (fitting + too_much) // 2)
+    return fitting if fitting < total else None
 
 
 def _capacity_fits(
@@ -184,48 +173,38 @@ def _capacity_fits(
 ) -> bool:
     hparams = dataclasses.replace(hparams, batch_capacity=capacity, batch_capacity_seconds=0.0)
     sampler = training_sampler(clips, hparams)
-    batches = largest_batches(clips, sampler, range(hparams.epochs))
-    shapes = [[(len(clips[i].ids), clips[i].n_frames) for i in batch] for batch in batches]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context) as pool:
-        try:
-            peak = pool.submit(_measure, hparams, shapes, memory_gib).result()
-        except BrokenProcessPool:  # killed, as Linux does when memory runs out
-            peak = None
+    largest = largest_batches(clips, sampler, range(hparams.epochs))
+    batches = [[clips[i] for i in indices] for indices in largest]
+    peak = None
+    with (
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
+        suppress(BrokenProcessPool),  # killed, as Linux does when memory runs out
+    ):
+        peak = pool.submit(_measure, hparams, batches, memory_gib).result()
     seconds = capacity * hparams.hop_length / hparams.sampling_rate
-    print(
-        f"{seconds:8.1f} s, largest batches of up to {max(map(len, batches)):>4} clips: "
-        + ("too much" if peak is None else f"{peak:.2f} GiB"),
-        flush=True,
-    )
+    n_clips, result = max(map(len, batches)), "too much" if peak is None else f"{peak:.2f} GiB"
+    print(f"{seconds:8.1f} s, largest batches of up to {n_clips:>4} clips: {result}")
     return peak is not None
 
 
-def _measure(
-    hparams: HParams, shapes: list[list[tuple[int, int]]], memory_gib: float | None
-) -> float | None:
-    """Peak memory in GiB of steps on batches of clips of (T_in, T_out); None if it runs out."""
-    torch.optim.Adam([torch.zeros(1)])  # imports its modules before memory is limited
+def _measure(hparams: HParams, batches: list[list[Clip]], memory_gib: float | None) -> float | None:
+    """Peak memory in GiB of training steps on batches as long as these; None if it runs out."""
+    Adam([torch.zeros(1)])  # imports its modules before memory is limited
     device = choose_device(hparams)
-    if device.type == "cuda":
-        if memory_gib:
-            total = torch.cuda.get_device_properties(device).total_memory / 2**30
-            torch.cuda.set_per_process_memory_fraction(min(memory_gib / total, 1.0))
-        torch.cuda.reset_peak_memory_stats()
-    else:
+    if device.type == "cpu":
         limit = int((memory_gib or free_memory()) * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    elif memory_gib:
+        total = torch.cuda.get_device_properties(device).total_memory / 2**30
+        torch.cuda.set_per_process_memory_fraction(min(memory_gib / total, 1.0))
     try:
-        model = Tacotron2(hparams).to(device).train()
+        model = Tacotron2(hparams).to(device)
     except (RuntimeError, MemoryError):  # not even the weights fit
         return None
     loss_function = Tacotron2Loss(hparams.guided_attention_weight, hparams.guided_attention_sigma)
-    optimizer = torch.optim.Adam(model.parameters())
-    for batch in shapes:
-        items = [
-            Item(0, torch.ones(T_in, dtype=torch.long), torch.zeros(T_out, hparams.n_mel_channels))
-            for T_in, T_out in batch
-        ]
+    optimizer, n_mels = Adam(model.parameters()), hparams.n_mel_channels
+    for clips in batches:
+        items = [Item(0, torch.tensor(c.ids), torch.zeros(c.n_frames, n_mels)) for c in clips]
         if not fits(model, loss_function, optimizer, items):
             return None
     return peak_memory(device)
@@ -233,6 +212,5 @@ def _measure(
 
 def free_memory() -> float:
     """Memory in GiB that a new process could use on this computer."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith("MemAvailable:"))
-    return int(line.split()[1]) / 2**20
+    meminfo = Path("/proc/meminfo").read_text()
+    return int(re.search(r"MemAvailable: *(\d+) kB", meminfo)[1]) / 2**20

@@ -23,14 +23,13 @@ import time
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 # OpenMP's threads wait for each other after every operation. When another process takes a core,
 # they should soon sleep instead of spinning. libgomp reads this when torch loads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
-from torch import nn
+from torch.nn.utils import clip_grad_norm_
 from tqdm import tqdm
 
 import checkpoint
@@ -38,14 +37,12 @@ import cli
 import data_utils
 import memory
 from batching import batch_statistics
-from checkpoint import Progress
 from cli import Stopped, StopSignals, UserError
 from data_utils import MelDataset
 from device import (
     choose_device,
     device_name,
     full_precision,
-    is_out_of_memory,
     n_cores,
     peak_memory,
     synchronize,
@@ -53,12 +50,12 @@ from device import (
     why_no_gpu,
 )
 from files import locked, making, replacing
-from hparams import MAY_CHANGE, PRESETS, create_hparams, parse_overrides, settings_table
+from hparams import MAY_CHANGE, PRESETS, parse_overrides, settings_table
 from logger import RunLogger
 from loss_function import Tacotron2Loss
 from mel_cache import open_mels
 from model import Tacotron2
-from validation import validate
+from validation import validate, warn_of_collapse
 
 
 def parse_args() -> argparse.Namespace:
@@ -113,45 +110,28 @@ def main() -> None:
         locked(args.output_dir, "give another -o", unfinished="checkpoint_*.pt.part"),
         making(args.log_dir or args.output_dir),
         ExitStack() as resources,
+        memory.explained("out of memory"),
     ):
         try:
             train(args, resources)
-        except (RuntimeError, MemoryError, OSError) as error:
-            if is_out_of_memory(error):
-                raise UserError(
-                    "out of memory; free some, then --resume; or start another run with a smaller "
-                    "batch_capacity_seconds, batch_size or model"
-                ) from None
-            if isinstance(error, OSError) and error.errno in cli.DISK_FULL:
-                folders = f"{args.output_dir} or {args.log_dir or args.output_dir}"
-                raise UserError(
-                    f"{error.filename or folders}: cannot be written ({error.strerror}), the "
-                    "checkpoints are intact; make room, then --resume"
-                ) from None
-            raise
+        except OSError as error:
+            if error.errno not in cli.DISK_FULL:
+                raise
+            folders = f"{args.output_dir} or {args.log_dir or args.output_dir}"
+            raise UserError(
+                f"{error.filename or folders}: cannot be written ({error.strerror}), the "
+                "checkpoints are intact; make room, then --resume"
+            ) from None
 
 
 def train(args: argparse.Namespace, resources: ExitStack) -> None:
     """A whole run. ``resources`` ends the loader processes and the signal handlers after it."""
     # Settings
     folder = args.output_dir
-    source, state = find_checkpoint(args)
+    source, state, hparams, progress = checkpoint.find_start(
+        folder, args.checkpoint, args.hparams, args.preset, args.resume, args.warm_start
+    )
     resuming = args.resume and source is not None
-    if resuming:
-        hparams = checkpoint.hparams_to_resume(state, source, args.hparams, args.preset)
-    elif source:
-        hparams = checkpoint.hparams_to_continue(state, source, args.hparams, args.preset)
-    else:
-        hparams = create_hparams(args.hparams, args.preset)
-    if args.warm_start:
-        state = {"state_dict": state["state_dict"]}
-    by_nvidia = "optimizer" in state and "iteration" in state  # a training state of NVIDIA's code
-    continued = all(name in state for name in checkpoint.STATE)  # or one of train.py
-    if source and not (by_nvidia or continued or args.warm_start):
-        print(f"note: {source}: has weights but no training state; starting at epoch 0")
-    progress = Progress.of(state, source) if continued else Progress()
-    if not resuming:  # another run, whose settings may change the batches of this epoch
-        progress = Progress(epoch=progress.epoch, step=progress.step)
     if resuming and progress.epoch >= hparams.epochs:
         print(f"{source}: all {progress.epoch} epochs are done")
         return
@@ -171,10 +151,9 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         checkpoint.refuse_other_data(state, data, source)
     sampler = data_utils.training_sampler(train_clips, hparams)
     if note := data_utils.batching_note(sampler, hparams):
-        print(f"note: {note}", flush=True)
-    if by_nvidia:
-        step = int(state["iteration"])
-        progress = Progress(epoch=step // len(sampler), step=step)
+        print(f"note: {note}")
+    if "iteration" in state:  # NVIDIA's training state
+        progress.epoch = progress.step // len(sampler)
     if progress.epoch >= hparams.epochs:
         raise UserError(
             f"{source}: has {progress.epoch} epochs; set epochs={progress.epoch + 1} or more, or "
@@ -182,7 +161,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         )
     mels = open_mels([*train_clips, *val_clips], hparams)
     if hparams.cache_mels:
-        print(mels.report([*train_clips, *val_clips]), flush=True)
+        print(mels.report([*train_clips, *val_clips]))
     train_set, val_set = MelDataset(train_clips, mels), MelDataset(val_clips, mels)
     val_batches = data_utils.validation_batches(val_clips, hparams)
     stop = resources.enter_context(StopSignals())
@@ -197,15 +176,13 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         model.parameters(), lr=hparams.learning_rate, weight_decay=hparams.weight_decay
     )
     name, threads = device_name(device), torch.get_num_threads()
-    print(
-        f"training on {name}{f', {threads} threads' * (device.type == 'cpu')}, {hparams.precision}",
-        flush=True,
-    )
+    used = f"{name}, {threads} threads" if device.type == "cpu" else name
+    print(f"training on {used}, {hparams.precision}")
 
     # Checkpoint
     if source:
         checkpoint.load_weights(model, state, source, ignore_layers)
-    if by_nvidia or continued:
+    if "optimizer" in state:
         checkpoint.load_optimizer(optimizer, state, source, model)
     short = [
         item._replace(ids=item.ids[:n_symbols], mel=item.mel[:10])
@@ -213,13 +190,13 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     ]
     with full_precision():
         for note in model.check_fast_path(data_utils.collate(short).to(device)):
-            print(f"note: {note}", flush=True)
+            print(f"note: {note}")
     if resuming:
         checkpoint.set_aside(folder, source)
     with replacing(folder / "hparams.json") as file:
         file.write((json.dumps(dataclasses.asdict(hparams), indent=2) + "\n").encode())
     logger = RunLogger(folder, args.log_dir or folder, progress.step, progress.metrics_size)
-    if continued:
+    if "random_state" in state:
         checkpoint.set_random_state(state["random_state"])
     del state  # three times as large as the model
     saved_at = time.monotonic()
@@ -244,20 +221,19 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         f"{n_parameters:,} parameters; {len(train_clips):,} training and {len(val_clips):,} "
         f"validation clips; {progress.epoch} of {hparams.epochs} epochs"
         f"{f' and {progress.batch} batches' * (progress.batch > 0)} done"
-        f"{f', from {source}' if source else ''}",
-        flush=True,
+        f"{f', from {source}' if source else ''}"
     )
 
     # Loop
     try:
-        trained_by = {
+        trained_by = {  # times compare only where these are the same
             "device": name,
             "threads": threads,
             "torch": torch.__version__,
             "decoder": model.decoder.implementation,
             "precision": hparams.precision,
         }
-        logger.log_start(progress.epoch, progress.step, trained_by)
+        logger.write("start", progress.epoch, progress.step, trained_by)
         # A run that is killed before its first step can be resumed too.
         first = None if resuming else save()
         if hparams.check_memory:
@@ -289,14 +265,13 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             for batch in bar:
                 began = time.perf_counter()
                 buffers = [buffer.clone() for buffer in model.buffers()]
-                with memory.explained(batch, f"epoch {epoch}, batch {progress.batch}"):
+                too_large = memory.too_large(batch)
+                with memory.explained(f"epoch {epoch}, batch {progress.batch}: {too_large}"):
                     batch = batch.to(device)
                     optimizer.zero_grad()
                     loss = loss_function(model(batch), batch)
                     loss.objective.backward()
-                    grad_norm = nn.utils.clip_grad_norm_(
-                        model.parameters(), hparams.grad_clip_thresh
-                    )
+                    grad_norm = clip_grad_norm_(model.parameters(), hparams.grad_clip_thresh)
                     values = {
                         "loss": loss.total.item(),  # waits for the GPU
                         "masked_loss": loss.masked.item(),
@@ -321,8 +296,16 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                     progress.add(skipped=1)
                     progress.bad_steps += 1
                     locations = [train_clips[i].location for i in batch.indices]
-                    logger.log_bad_step(epoch, progress.step, progress.batch, values, locations)
-                    report_bad_step(values, locations, progress, hparams.max_bad_steps)
+                    problem = logger.log_bad_step(
+                        epoch, progress.step, progress.batch, values, locations
+                    )
+                    if progress.bad_steps >= hparams.max_bad_steps:
+                        raise UserError(
+                            f"{problem}; that is {progress.bad_steps} steps in a row; fix these "
+                            "clips, or start another run from a checkpoint by -c with a smaller "
+                            "learning_rate"
+                        )
+                    tqdm.write(f"warning: {problem}: step skipped")
                 progress.batch += 1
                 progress.add(waited=began - asked, seconds=time.perf_counter() - asked)
                 progress.add(frames=int(sampler.lengths[batch.indices].sum()))
@@ -387,62 +370,6 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         )
         sys.exit(stopped.status)
     logger.close()
-
-
-def find_checkpoint(args: argparse.Namespace) -> tuple[Path | None, dict[str, Any]]:
-    """The checkpoint that the run starts from and its state; (None, {}) for a new run.
-
-    Raises:
-        UserError: the output folder already holds a run, --resume finds none, or the checkpoint
-            is damaged.
-    """
-    folder = args.output_dir
-    if args.resume:
-        source, state = checkpoint.load_newest(folder)
-        if source is None and not (args.hparams or args.preset):
-            raise UserError(
-                f"{folder}: holds no run to resume, or one stopped before its first "
-                "checkpoint; give the command that starts it"
-            )
-        if source is None:
-            print(f"{folder}: holds no run yet; starting one")
-        return source, state
-    first = folder / "checkpoint_00000000.pt"  # of a run before its first step: nothing is lost
-    if set(folder.glob("checkpoint_*.pt")) - {first}:
-        raise UserError(f"{folder}: holds a run; --resume it, or give another -o")
-    if args.checkpoint:
-        return args.checkpoint, checkpoint.load_checkpoint(args.checkpoint)
-    return None, {}
-
-
-def report_bad_step(
-    values: dict[str, float], locations: list[str], progress: Progress, max_bad_steps: int
-) -> None:
-    """Warn that a batch was skipped because its loss or gradient is not finite.
-
-    Raises:
-        UserError: too many were skipped in a row.
-    """
-    problem = (
-        f"epoch {progress.epoch}, batch {progress.batch}: loss {values['loss']}, gradient "
-        f"{values['grad_norm']}, in {', '.join(locations)}"
-    )
-    if progress.bad_steps >= max_bad_steps:
-        raise UserError(
-            f"{problem}; that is {progress.bad_steps} steps in a row; fix these clips, or start "
-            "another run from a checkpoint by -c with a smaller learning_rate"
-        )
-    tqdm.write(f"warning: {problem}: step skipped")
-
-
-def warn_of_collapse(alignment: float, best: float) -> None:
-    """Warn if attention had learned the diagonal and has lost it."""
-    if best > 0.5 and alignment < 0.7 * best:
-        tqdm.write(
-            f"warning: alignment {alignment:.2f} was {best:.2f}: attention collapsed; if it does "
-            "not recover, start another run from checkpoint_best.pt by -c with a smaller "
-            "learning_rate"
-        )
 
 
 if __name__ == "__main__":

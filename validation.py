@@ -80,3 +80,13 @@ def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
         batch.gate[row, :T_out].cpu(),
         output.alignment[row, :T_out, :T_in].cpu(),
     )
+
+
+def warn_of_collapse(alignment: float, best: float) -> None:
+    """Warn if attention had learned the diagonal and has lost it."""
+    if best > 0.5 and alignment < 0.7 * best:
+        tqdm.write(
+            f"warning: alignment {alignment:.2f} was {best:.2f}: attention collapsed; if it does "
+            "not recover, start another run from checkpoint_best.pt by -c with a smaller "
+            "learning_rate"
+        )
