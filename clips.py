@@ -1,15 +1,13 @@
-"""Clips: reading filelists, and every check of a text or a wav file.
-
-Preparation and training share these checks. Each problem is one line: location, value, fix.
-"""
+"""Clips: reading filelists, and every check of a text or a wav file, for preparation and training.
+Each problem is one line: location, value, fix."""
 
 import os
 import re
-import signal
 import stat
 import struct
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import soundfile
 
-from cli import UserError, progress_bar, uninterrupted
+from cli import UserError, progress_bar
 from hparams import HParams
 from text import symbols, text_to_sequence, unknown_characters
 
@@ -69,26 +67,23 @@ def refuse(problems: Sequence[Problem | str]) -> None:
 
 
 def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
-    """The clips of ``filelists`` (paths joined by ``+``). Samples are not read, only headers.
-
-    Raises:
-        UserError: every problem, one per line.
-    """
-    clips, problems = read_clips(filelists, hparams)
+    """The clips of ``filelists``. Samples are not read, only headers. Raises all problems, one per
+    line, as a :class:`UserError`."""
+    clips, problems = read_clips(filelists, hparams, {})
     refuse(problems)
-    if not clips:
-        raise UserError(f"{filelists}: has no clips; write lines of path|text")
     return clips
 
 
-def read_clips(filelists: str, hparams: HParams) -> tuple[list[Clip], list[Problem]]:
-    """The good clips of ``filelists``, and the problems of all other lines.
+def read_clips(
+    filelists: str, hparams: HParams, locations: dict[Any, str]
+) -> tuple[list[Clip], list[Problem]]:
+    """The good clips of ``filelists`` (paths joined by ``+``), and the problems of other lines.
 
     A line is ``path|text`` or ``path|text|speaker``; the third field is not used. Relative paths
-    start from ``hparams.data_dir``.
+    start from ``hparams.data_dir``. ``locations`` is as in :func:`check_lines`.
 
     Raises:
-        UserError: a setting is wrong, or a filelist cannot be read.
+        UserError: a setting is wrong, or a filelist cannot be read or is empty.
     """
     if hparams.n_symbols < len(symbols):
         raise UserError(f"setting n_symbols={hparams.n_symbols}: use {len(symbols)} or more")
@@ -113,31 +108,26 @@ def read_clips(filelists: str, hparams: HParams) -> tuple[list[Clip], list[Probl
                 f"(as in {len(thirds):,} of {len(numbered):,} lines)"
             )
         lines += numbered
-    return check_lines(lines, _split_line, hparams)
+    if not lines:
+        raise UserError(f"{filelists}: has no clips; write lines of path|text")
+    return check_lines(lines, _split_line, hparams, locations)
 
 
 def _split_line(line: str) -> tuple[str, str]:
-    if line.count("|") == 2:
-        line = line.rpartition("|")[0]
-    path, bar, text = line.partition("|")
-    path, text = path.strip(), text.strip()
-    if not bar or not path or "|" in text or "\0" in line:
+    path, *texts = map(str.strip, line.split("|"))
+    if not path or len(texts) not in (1, 2) or "\0" in line:
         raise UserError(f"{line.strip()!r} is not path|text; write a path, one |, and the text")
-    return path, text
+    return path, texts[0]
 
 
 def read_lines(filelist: str) -> list[str]:
     """All lines of a filelist, empty ones included; bytes that are not UTF-8 become surrogates.
-
-    Raises:
-        UserError: the filelist cannot be read.
-    """
+    Raises :class:`UserError` if it cannot be read."""
     try:
         content = Path(filelist).read_bytes().removeprefix(b"\xef\xbb\xbf")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        writer = "scripts/prepare_ljspeech.py writes them"
-        raise UserError(f"filelist '{filelist}': {reason}; {writer}") from None
+        reason = f"{getattr(error, 'strerror', error)}; scripts/prepare_ljspeech.py writes them"
+        raise UserError(f"filelist '{filelist}': {reason}") from None
     return content.decode("utf-8", "surrogateescape").split("\n")
 
 
@@ -148,7 +138,10 @@ def numbered_lines(filelist: str) -> list[tuple[str, str]]:
 
 
 def check_lines(
-    lines: Sequence[tuple[str, str]], split: Callable[[str], tuple[str, str]], hparams: HParams
+    lines: Sequence[tuple[str, str]],
+    split: Callable[[str], tuple[str, str]],
+    hparams: HParams,
+    locations: dict[Any, str] | None = None,
 ) -> tuple[list[Clip], list[Problem]]:
     """The clips of ``lines``, and the problems of the lines that give none.
 
@@ -156,15 +149,19 @@ def check_lines(
         lines: pairs of (location, line).
         split: path and text of a line; the path is relative to ``hparams.data_dir``. Raises
             UserError.
+        locations: of each wav file so far, which no other line may name; those of ``lines`` are
+            added.
     """
-    clips, problems, locations = [], [], {}  # locations: by wav file
+    clips, problems, locations = [], [], {} if locations is None else locations
     for location, line in progress_bar(lines, "checking lines", unit="clip", leave=False):
         try:
             if wrong := re.search("[\udc80-\udcff]", line):
                 raise UserError(f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8; save as UTF-8")
             clip = _check_clip(*split(line), location, hparams)
-            if (other := locations.setdefault(clip.stamp[2:], location)) != location:
-                raise UserError(f"{clip.path} is on {other} too; keep one")
+            wav = clip.stamp.device, clip.stamp.inode
+            if wav in locations:
+                raise UserError(f"{clip.path} is on {locations[wav]} too; keep one")
+            locations[wav] = location
             clips.append(clip)
         except UserError as error:
             problems.append(Problem(location, str(error)))
@@ -213,15 +210,14 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
     Args:
         texts: pairs of (location, text).
     """
-    locations = {}
+    locations = defaultdict(list)
     for location, text in texts:
         for character in unknown_characters(text, hparams.text_cleaners):
-            locations.setdefault(character, []).append(location)
+            locations[character].append(location)
     for character, uses in sorted(locations.items()):
-        total = f" (in {len(uses):,} texts)" if len(uses) > 1 else ""
         print(
             f"note: {uses[0]}: {character!r} (U+{ord(character):04X}) has no symbol and is left "
-            f"out{total}; change the text, or add it to text/symbols.py"
+            f"out (in {len(uses):,} text(s)); change the text, or add it to text/symbols.py"
         )
 
 
@@ -243,22 +239,24 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
         raise UserError(f"{path}: no such file; fix its line, or set data_dir") from None
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a .raw file
         raise UserError(f"{path}: not a readable sound file ({error}); replace it") from None
-    if header.samplerate != hparams.sampling_rate:
-        wanted = f"resample it to {hparams.sampling_rate} Hz, or set sampling_rate"
-        raise UserError(f"{path}: sampling rate {header.samplerate} Hz; {wanted}")
-    if header.channels != 1:
-        raise UserError(f"{path}: {header.channels} channels; mix it down to mono")
-    if header.format not in ("WAV", "WAVEX", "FLAC"):  # in others a cut may go unnoticed
-        raise UserError(f"{path}: is {header.format}; convert it to wav or flac")
-    if promised > present:  # libsndfile reads what is there
-        counts = f"has {present:,} of the {promised:,} bytes of samples that its header names"
-        raise UserError(f"{path}: cut off: {counts}; copy or convert it again, or remove the line")
     # Reflection at both ends needs more than half an FFT.
     least = max(hparams.win_length, hparams.filter_length // 2 + 1)
-    if header.frames < least:
+    if header.samplerate != hparams.sampling_rate:
+        wanted = f"resample it to {hparams.sampling_rate} Hz, or set sampling_rate"
+        problem = f"sampling rate {header.samplerate} Hz; {wanted}"
+    elif header.channels != 1:
+        problem = f"{header.channels} channels; mix it down to mono"
+    elif header.format not in ("WAV", "WAVEX", "FLAC"):  # in others a cut may go unnoticed
+        problem = f"is {header.format}; convert it to wav or flac"
+    elif promised > present:  # libsndfile reads what is there
+        counts = f"has {present:,} of the {promised:,} bytes of samples that its header names"
+        problem = f"cut off: {counts}; copy or convert it again, or remove the line"
+    elif header.frames < least:
         fix = f"remove the line, or use a clip of {least} samples or more"
-        raise UserError(f"{path}: {header.frames} samples, too short for a mel; {fix}")
-    return header.frames, stamp
+        problem = f"{header.frames} samples, too short for a mel; {fix}"
+    else:
+        return header.frames, stamp
+    raise UserError(f"{path}: {problem}")
 
 
 def _data_bytes(path: str) -> tuple[int, int]:
@@ -281,100 +279,50 @@ def get_stamp(path: str | Path) -> Stamp:
     return Stamp(status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
 
 
-def read_wav(path: str) -> np.ndarray:
-    """Samples (n_samples,) float32 in [-1, 1] of a mono wav file of any sample format.
-
-    Raises:
-        UserError: samples are not finite, beyond [-1, 1], or all but silent.
-    """
-    try:
-        samples, _ = soundfile.read(path, dtype="float32")
-    except (soundfile.LibsndfileError, OSError) as error:
-        raise UserError(f"{path}: not a readable sound file ({error}); replace it") from None
-    peak = float(np.abs(samples).max()) if len(samples) else 0.0
-    if not np.isfinite(peak):
-        raise UserError(f"{path}: has samples that are not finite; replace it")
-    if peak > 1:
-        raise UserError(f"{path}: has a sample of {peak:g}, beyond [-1, 1]; scale it down")
-    if peak - abs(float(samples.mean())) < SILENCE:  # a constant is silent too
-        raise UserError(f"{path}: is silent (peak {peak:g}); remove its line")
-    return samples
-
-
 def read_samples(clip: Clip, hparams: HParams) -> np.ndarray:
-    """The samples of a clip, by :func:`read_wav`.
+    """Samples (n_samples,) float32 in [-1, 1] of a clip, whatever its sample format.
 
     Raises:
-        UserError: they cannot be used, or the file has changed since its header was checked.
+        UserError: they are not finite, beyond [-1, 1], or all but silent, or the file has changed
+            since its header was checked.
     """
+    samples, unreadable, stamp = np.zeros(0, np.float32), None, None
     try:
-        samples = read_wav(clip.path)
-        changed = get_stamp(clip.path) != clip.stamp
-    except (UserError, OSError):
-        if os.path.exists(clip.path) and get_stamp(clip.path) == clip.stamp:
-            raise
-        changed = True
-    if changed:
-        raise UserError(f"{clip.path}: changed or removed since it was checked; run again")
-    if len(samples) // hparams.hop_length + 1 != clip.n_frames:
-        raise UserError(f"{clip.path}: not as long as its header says; replace it")
-    return samples
+        samples, _ = soundfile.read(clip.path, dtype="float32")
+    except (soundfile.LibsndfileError, OSError) as error:
+        unreadable = error
+    with suppress(OSError):
+        stamp = get_stamp(clip.path)
+    peak = float(np.abs(samples).max(initial=0))
+    if stamp != clip.stamp:
+        problem = "changed or removed since it was checked; run again"
+    elif unreadable:
+        problem = f"not a readable sound file ({unreadable}); replace it"
+    elif len(samples) // hparams.hop_length + 1 != clip.n_frames:
+        problem = "not as long as its header says; replace it"
+    elif not np.isfinite(peak):
+        problem = "has samples that are not finite; replace it"
+    elif peak > 1:
+        problem = f"has a sample of {peak:g}, beyond [-1, 1]; scale it down"
+    elif peak - abs(float(samples.mean())) < SILENCE:  # a constant is silent too
+        problem = f"is silent (peak {peak:g}); remove its line"
+    else:
+        return samples
+    raise UserError(f"{clip.path}: {problem}")
 
 
 def check_samples(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
     """Read all samples of ``clips`` and return their problems."""
-    errors = run_parallel(partial(_check_samples, hparams=hparams), clips, "checking clips")
-    errors = zip(clips, errors, strict=True)
-    return [Problem(clip.location, error) for clip, error in errors if error]
+    from loaders import run_parallel  # imports torch, which takes seconds
+
+    messages = run_parallel(partial(_check_samples, hparams=hparams), clips, "checking clips")
+    pairs = zip(clips, messages, strict=True)
+    return [Problem(clip.location, message) for clip, message in pairs if message]
 
 
-def _check_samples(clip: Clip, hparams: HParams) -> None:
-    read_samples(clip, hparams)
-
-
-def _result(function: Callable[[Clip], Any], clip: Clip) -> Any:
+def _check_samples(clip: Clip, hparams: HParams) -> str:
     try:
-        return function(clip)
+        read_samples(clip, hparams)
     except UserError as error:
         return str(error)
-
-
-def run_parallel(function: Callable[[Clip], Any], clips: Sequence[Clip], name: str) -> Iterator:
-    """Results of ``function(clip)`` in the order of the clips, computed on all cores. For a clip
-    that raises a :class:`UserError` the result is its message.
-    """
-    # Imported here, so that programs that read no samples start without torch.
-    import torch
-    from torch.utils.data import DataLoader
-
-    from device import n_cores
-
-    loader = DataLoader(
-        clips,
-        batch_size=None,
-        num_workers=n_cores() if len(clips) > 8 else 0,
-        collate_fn=partial(_result, function),
-        generator=torch.Generator(),  # its own, so that nothing is drawn from the training's
-    )
-    results = None
-    try:
-        with uninterrupted():  # worker processes inherit this: only this process sees Ctrl-C
-            results = iter(loader)
-        yield from progress_bar(results, desc=name, unit="clip", total=len(clips))
-    finally:
-        end_workers(results)
-
-
-def end_workers(iterator: Any) -> None:
-    """End the processes of a DataLoader's iterator now, if it has any."""
-    if not hasattr(iterator, "_shutdown_workers"):
-        return
-    with uninterrupted():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise their deaths
-        for worker in iterator._workers:
-            worker.kill()
-            worker.join()
-        # In a thread: torch waits for a lock that a process may have held when it was killed.
-        thread = threading.Thread(target=iterator._shutdown_workers, daemon=True)
-        thread.start()
-        thread.join(timeout=2)
+    return ""

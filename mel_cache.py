@@ -12,40 +12,34 @@ import numpy as np
 import torch
 
 from cli import UserError, uninterrupted
-from clips import Clip, Problem, check_samples, get_stamp, read_samples, refuse, run_parallel
+from clips import Clip, get_stamp, read_samples
 from files import locked, replacing, require_space
 from hparams import AUDIO, HParams
 from layers import MelSpectrogram
+from loaders import run_parallel
 
 MEL_VERSION = 1  # raise it when MelSpectrogram changes its values: old files are then ignored
 
 Mels = Callable[[Clip], np.ndarray]  # a clip's log-mel, (T_out, n_mels) float32
 
 
-def open_mels(clips: Iterable[Clip], hparams: HParams) -> Mels:
-    """A function that returns the mel of each of ``clips``, whose samples are all checked here.
-
-    The function reads mels from the cache, into which missing ones are computed first. With
-    ``cache_mels=False`` it computes the mel at every call. It raises :class:`UserError` if a file
-    has changed in the meantime.
+def open_mels(clips: Sequence[Clip], hparams: HParams) -> Mels:
+    """A function that returns the mel of each of ``clips`` from the cache, into which missing ones
+    are computed first. With ``cache_mels=False`` it computes the mel at every call.
 
     Raises:
-        UserError: clips whose samples cannot be used, one per line; or no space for the cache.
+        UserError: no space for the cache, or samples that cannot be used. The function raises it
+            too, if a file has changed in the meantime.
     """
-    by_path = {clip.path: clip for clip in clips}
-    clips = [by_path[path] for path in sorted(by_path)]
-    if not hparams.cache_mels:
-        refuse(check_samples(clips, hparams))
-        return _spectrogram(hparams)
     cache = MelCache(hparams)
-    if cache.missing(clips):
-        cache.write(clips, hparams)
-    return cache
-
-
-def _spectrogram(hparams: HParams) -> Mels:
+    if hparams.cache_mels and not cache.missing(clips):
+        return cache
     with uninterrupted():  # the import of librosa may swallow a KeyboardInterrupt
-        return partial(_compute, spectrogram=MelSpectrogram(hparams), hparams=hparams)
+        compute = partial(_compute, spectrogram=MelSpectrogram(hparams), hparams=hparams)
+    if not hparams.cache_mels:
+        return compute
+    cache.add(clips, compute)
+    return cache
 
 
 def _compute(clip: Clip, spectrogram: MelSpectrogram, hparams: HParams) -> np.ndarray:
@@ -75,12 +69,12 @@ class MelCache:
                 stamp = get_stamp(path)
                 with open(path, "rb") as file:
                     header = file.readline()
-                if path.stem != _hash(header):
-                    continue  # damaged
             except OSError:
                 continue
+            if path.stem != _hash(header):  # damaged
+                continue
             content, rows, offset = json.loads(header), {}, len(header)
-            if content["version"] != MEL_VERSION or content["audio"] != self.audio:
+            if (content["version"], content["audio"]) != (MEL_VERSION, self.audio):
                 continue
             for *key, n_frames in content["clips"]:
                 rows[tuple(key)] = path, offset, n_frames
@@ -105,12 +99,8 @@ class MelCache:
             raise UserError(f"{path}: changed or removed while in use; run again to rebuild it")
         return mel.reshape(n_frames, self.n_mels)
 
-    def write(self, clips: Sequence[Clip], hparams: HParams) -> None:
-        """Compute the missing mels in parallel, into a file that appears once it is complete.
-
-        Raises:
-            UserError: see :func:`open_mels`.
-        """
+    def add(self, clips: Sequence[Clip], compute: Mels) -> None:
+        """Compute the missing mels in parallel, into a file that appears once it is complete."""
         fix = "set mel_cache_dir to another folder"
         with locked(self.folder, fix, wait=True, unfinished="*.mels.part"):
             self.scan()  # another run may have computed some while this one waited
@@ -122,32 +112,26 @@ class MelCache:
             path = self.folder / f"{_hash(header)}.mels"
             n_bytes = len(header) + 4 * self.n_mels * sum(clip.n_frames for clip in clips)
             require_space(path, n_bytes, "set mel_cache_dir to a larger disk, or cache_mels=False")
-            problems, mels = [], run_parallel(_spectrogram(hparams), clips, "mels")
             with replacing(path) as file:
                 file.write(header)
-                for clip, mel in zip(clips, mels, strict=True):
-                    if isinstance(mel, str):
-                        problems.append(Problem(clip.location, mel))
-                    elif not problems:
-                        file.write(mel.tobytes())
-                refuse(problems)
+                for mel in run_parallel(compute, clips, "mels"):
+                    file.write(mel.tobytes())
         self.scan()
 
     def report(self, clips: Iterable[Clip]) -> str:
         """One line: the disk space that the mels of ``clips`` take, and the files not used."""
-        used = {self.rows[_key(clip)][0] for clip in clips}
         pattern = re.compile(r"[0-9a-f]{16}\.(mels|f32|f32\.part)")  # .f32: of earlier versions
-        files = sorted(path for path in self.folder.iterdir() if pattern.fullmatch(path.name))
-        unused = [path for path in files if path not in used]
-
-        def size(paths: Iterable[Path]) -> str:
-            return f"{sum(path.stat().st_size for path in paths) / 1e6:,.1f} MB"
-
-        own = 4 * self.n_mels * sum(clip.n_frames for clip in clips)
-        line = f"mel cache {self.folder}: {size(used)}, {own / 1e6:,.1f} MB of it for this run"
+        files = {path for path in self.folder.iterdir() if pattern.fullmatch(path.name)}
+        used = {self.rows[_key(clip)][0] for clip in clips}
+        unused = sorted(files - used)
+        size, unused_size = (
+            sum(path.stat().st_size for path in paths) / 1e6 for paths in (used, unused)
+        )
+        own = 4 * self.n_mels * sum(clip.n_frames for clip in clips) / 1e6
+        line = f"mel cache {self.folder}: {size:,.1f} MB, {own:,.1f} MB of it for this run"
         if unused:
             names = ", ".join(path.name for path in unused)
-            line += f"; {size(unused)} more that only other runs may need: {names}"
+            line += f"; {unused_size:,.1f} MB more that only other runs may need: {names}"
         return line
 
 

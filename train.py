@@ -51,6 +51,7 @@ from device import (
 )
 from files import locked, making, replacing
 from hparams import MAY_CHANGE, PRESETS, parse_overrides, settings_table
+from loaders import loaded, open_loader
 from logger import RunLogger
 from loss_function import Tacotron2Loss
 from mel_cache import open_mels
@@ -165,8 +166,12 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     train_set, val_set = MelDataset(train_clips, mels), MelDataset(val_clips, mels)
     val_batches = data_utils.validation_batches(val_clips, hparams)
     stop = resources.enter_context(StopSignals())
-    loaders = data_utils.open_loaders(train_set, sampler, val_set, val_batches, hparams)
-    train_loader, val_loader = resources.enter_context(loaders)
+    options = data_utils.collate, hparams.num_workers
+    val_loader = resources.enter_context(open_loader(val_set, val_batches, *options))
+    # Pinning memory starts CUDA, so the loader that does it starts last.
+    train_loader = resources.enter_context(
+        open_loader(train_set, sampler, *options, pin_memory=torch.cuda.is_available())
+    )
 
     # Model
     torch.manual_seed(hparams.seed)
@@ -260,7 +265,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             asked = time.perf_counter()
-            batches = data_utils.loaded(train_loader, stop.while_waiting)
+            batches = loaded(train_loader, stop.while_waiting)
             bar = cli.progress_bar(batches, f"epoch {epoch}", n_batches, initial=progress.batch)
             for batch in bar:
                 began = time.perf_counter()

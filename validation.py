@@ -7,8 +7,9 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from cli import StopSignals, progress_bar
-from data_utils import VALIDATION_SEED, Batch, loaded
+from data_utils import VALIDATION_SEED, Batch
 from device import full_precision
+from loaders import loaded
 from logger import Sample
 from loss_function import Tacotron2Loss, alignment_scores
 from model import Output, Tacotron2

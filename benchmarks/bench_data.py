@@ -24,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from clips import Clip, load_clips
-from data_utils import MelDataset, collate, make_loader, training_sampler
+from data_utils import MelDataset, collate, training_sampler
 from hparams import HParams, create_hparams
 from layers import MelSpectrogram
+from loaders import open_loader
 from mel_cache import open_mels
 from scripts.lengths import ljspeech_lengths
 from scripts.prepare_ljspeech import read_corpus
@@ -103,14 +104,13 @@ def main() -> None:
         print(f"| workers | batches/s | frames/s |{titles}")
         print("|--:|--:|--:|" + "--:|" * len(args.frames_per_second))
         for workers in args.workers:
-            hparams = create_hparams(f"num_workers={workers}", base=hparams)
-            loader = make_loader(dataset, training_sampler(clips, hparams), hparams)
-            walk(loader)  # starts the workers
-            took = np.median([walk(loader)[0] for _ in range(args.repeats)])
-            row = f"| {workers} | {len(loader) / took:,.1f} | {n_frames / took:,.0f} |"
-            for speed in args.frames_per_second:
-                share = np.median([walk(loader, speed)[1] for _ in range(args.repeats)])
-                row += f" {share:.1%} |"
+            sampler = training_sampler(clips, hparams)
+            with open_loader(dataset, sampler, collate, workers) as loader:
+                took = np.median([walk(loader)[0] for _ in range(args.repeats)])
+                row = f"| {workers} | {len(loader) / took:,.1f} | {n_frames / took:,.0f} |"
+                for speed in args.frames_per_second:
+                    share = np.median([walk(loader, speed)[1] for _ in range(args.repeats)])
+                    row += f" {share:.1%} |"
             print(row)
 
 

@@ -20,9 +20,10 @@ import train
 from checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from cli import StopSignals, UserError
 from clips import load_clips
-from data_utils import MelDataset, make_loader
+from data_utils import MelDataset, collate
 from device import choose_device, device_name
 from hparams import MAY_CHANGE, create_hparams
+from loaders import open_loader
 from logger import render
 from loss_function import Tacotron2Loss, alignment_scores
 from mel_cache import open_mels
@@ -113,8 +114,7 @@ def test_validation_losses_are_means_over_what_each_averages(settings):
     dataset = MelDataset(clips, open_mels(clips, hparams))
     means = {}
     for batches in ([[0, 1, 2, 3]], [[3, 1], [0, 2]], [[0], [1], [2], [3]]):
-        loader = make_loader(dataset, batches, hparams)
-        with StopSignals() as stop:
+        with StopSignals() as stop, open_loader(dataset, batches, collate, 0) as loader:
             means[len(batches)], samples = validate(model, loader, loss_function, stop, other=2)
         assert samples["other"].text == clips[2].text
         assert samples["other"].gate_target.tolist() == [0] * (clips[2].n_frames - 1) + [1]
