@@ -26,6 +26,7 @@ class HParams:
     seed: int = 0  # random seed of weights and dropout; batching adds the epoch to it
     epochs: int = 220  # passes over the training set
     epochs_per_validation: int = 2  # validate every N epochs
+    precise_batch_norm: int = 0  # validate too with batch norm re-estimated over N batches; 0: off
     epochs_per_checkpoint: int = 2  # save a checkpoint every N epochs
     checkpoint_minutes: float = 10.0  # also every N minutes, mid-epoch; 0 turns it off
     keep_checkpoints: int = 2  # how many of the newest checkpoints to keep, besides the best
@@ -104,6 +105,7 @@ class HParams:
         may_be_zero = {
             "seed", "num_workers", "batch_capacity", "batch_capacity_seconds", "mel_fmin",
             "weight_decay", "guided_attention_weight", "checkpoint_minutes",
+            "precise_batch_norm",
         }  # fmt: skip
         checked_below = {"gate_threshold", "mel_fmax", *batching.STRATEGY_SETTINGS}
         for field in dataclasses.fields(self):
@@ -163,7 +165,8 @@ PRESETS = {
 # What may change when a run is resumed; anything else would make it another run. The filelists
 # are compared by what they list.
 MAY_CHANGE = {
-    "epochs", "epochs_per_validation", "epochs_per_checkpoint", "checkpoint_minutes",
+    "epochs", "epochs_per_validation", "precise_batch_norm", "epochs_per_checkpoint",
+    "checkpoint_minutes",
     "keep_checkpoints", "max_bad_steps", "check_memory", "decoder", "data_dir",
     "training_files", "validation_files", "on_bad_clip", "max_text_length", "cache_mels",
     "mel_cache_dir", "num_workers", "gate_threshold", "max_decoder_steps", "ignore_layers",

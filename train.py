@@ -56,7 +56,7 @@ from logger import RunLogger
 from loss_function import Tacotron2Loss
 from mel_cache import open_mels
 from model import Tacotron2
-from validation import validate, warn_of_collapse
+from validation import precise_batch_norm, validate, warn_of_collapse
 
 
 def parse_args() -> argparse.Namespace:
@@ -350,6 +350,10 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             if validated:
                 other = epoch // hparams.epochs_per_validation % len(val_set)  # another clip to log
                 validation, samples = validate(model, val_loader, loss_function, stop, other)
+                if n := hparams.precise_batch_norm:
+                    with precise_batch_norm(model, train_set, sampler.plan, n, stop):
+                        precise, _ = validate(model, val_loader, loss_function, stop)
+                    validation |= {f"precise_{name}": precise[name] for name in precise}
                 tqdm.write(
                     f"epoch {epoch}: validation loss {validation['loss']:.4f}, masked "
                     f"{validation['masked_loss']:.4f}, alignment {validation['diagonality']:.2f}"

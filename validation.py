@@ -1,13 +1,17 @@
 """Teacher-forced validation over fixed random batches, the same for every strategy (Sec. 6)."""
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import numpy as np
 import torch
+from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from cli import StopSignals, progress_bar
-from data_utils import VALIDATION_SEED, Batch
+from data_utils import VALIDATION_SEED, Batch, MelDataset, collate
 from device import full_precision
 from loaders import loaded
 from logger import Sample
@@ -68,6 +72,40 @@ def validate(
                     samples[name] = take_sample(clips[index].text, row, batch, output)
             stop.check()
     return {name: total / counts[name] for name, total in sums.items()}, samples
+
+
+@contextmanager
+def precise_batch_norm(
+    model: Tacotron2,
+    dataset: MelDataset,
+    plan: Sequence[np.ndarray],
+    n_batches: int,
+    stop: StopSignals,
+) -> Iterator[None]:
+    """Within it, batch norm's running means and variances are averages over ``n_batches`` batches
+    of the training ``plan``, drawn at random, all by the weights of now (Wu and Johnson 2021).
+
+    Training's own averages remember the last few batches, and the weights that these met. Training
+    continues as if there had been no such validation.
+    """
+    device = next(model.parameters()).device
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    chosen = np.random.default_rng(VALIDATION_SEED).permutation(len(plan))[:n_batches]
+
+    def batches() -> Iterator[list[Batch]]:
+        for i in progress_bar(chosen, "batch norm", unit="batch", leave=False):
+            stop.check()
+            yield [collate([dataset[j] for j in plan[i]]).to(device)]
+
+    try:
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices), full_precision():
+            torch.manual_seed(VALIDATION_SEED)
+            update_bn(batches(), model)
+        yield
+    finally:
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
 
 
 def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:

@@ -2,10 +2,12 @@
 
     bash scripts/run_all.sh                                    # LJSpeech, or a demo corpus
     bash scripts/run_all.sh --only "RAND SSB-DBS-BR" --seeds "0 1000 2000" --epochs 40
+    bash scripts/run_all.sh --start runs/table2/RAND --output runs/common --epochs 60
 
 Each run is a plain call of train.py, which is printed, in the folder OUTPUT/EXPERIMENT/seedN. Run
 this again to continue: it skips finished runs and resumes the others. The conditions are the
 paper's (Sec. 6). So are BKT's and ATS's parameters (Sec. 3): the largest that pad no more than SSB.
+With --start, all runs of a seed continue from one checkpoint, and only batching tells them apart.
 """
 
 import signal
@@ -57,7 +59,9 @@ class Job(NamedTuple):
     overrides: str  # for --hparams
     hparams: HParams
     batches: BatchStatistics  # of the first epoch
-    done: int  # epochs in its newest checkpoint
+    start: Path | None  # the checkpoint to start from; None to start afresh or to resume
+    first_epoch: int  # the number of epochs in the checkpoint of --start
+    done: int  # epochs in its newest checkpoint, or first_epoch
 
 
 def experiments(text: str) -> list[str]:
@@ -81,6 +85,8 @@ def parse_args() -> argparse.Namespace:
         f"{LJSPEECH}, or if that is missing a corpus made with espeak-ng)")
     add("--train", metavar="LIST", help="training filelist, instead of --corpus")
     add("--val", metavar="LIST", help="validation filelist, with --train")
+    add("--start", type=Path, metavar="DIR", help="start each run from the newest checkpoint in "
+        "DIR/seedN, with its data, settings and optimiser; --epochs counts its epochs too")
     add("--output", type=Path, default=ROOT / "runs/table2", help="folder (default: %(default)s)")
     add("--epochs", type=positive, default=HParams.epochs, help="per run (default: %(default)s)")
     add("--seeds", type=seeds, default="0",
@@ -89,13 +95,21 @@ def parse_args() -> argparse.Namespace:
     add("--only", type=experiments, default=" ".join(EXPERIMENTS), help="(default: %(default)s)")
     add("--limit", type=positive, metavar="N", help="use at most N clips, chosen at random")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change in all runs")
-    add("--preset", choices=PRESETS, default="paper", help="of settings (default: %(default)s)")
+    add("--preset", choices=PRESETS, help="of settings (default: paper)")
     # fmt: on
     args = parser.parse_args()
-    args.settings = {"mel_cache_dir": str(ROOT / "mel_cache")} | PRESETS[args.preset]
-    args.settings |= parse_overrides(args.hparams)
+    args.base, overrides = HParams(), parse_overrides(args.hparams)
+    args.settings = {"mel_cache_dir": str(ROOT / "mel_cache")} | PRESETS[args.preset or "paper"]
+    if args.start:
+        if args.corpus or args.train or args.val or args.limit or args.preset:
+            fix = "leave out --corpus, --train, --val, --limit and --preset"
+            raise UserError(f"--start {args.start}: has data and settings of its own; {fix}")
+        args.settings = load_settings(args.start / f"seed{args.seeds[0]}")
+        args.base = HParams(**args.settings)
+        args.train, args.val = args.base.training_files, args.base.validation_files
+    args.settings |= overrides
     reserved = RESERVED if args.train else RESERVED | {"data_dir"}
-    if clash := reserved & set(args.settings):
+    if clash := reserved & set(overrides):
         raise UserError(f"--hparams: {min(clash)} is set by another option; see --help")
     if bool(args.train) != bool(args.val) or (args.train and args.corpus):
         raise UserError("--train and --val: give both, and no --corpus")
@@ -146,7 +160,7 @@ def select_parameters(args: argparse.Namespace, lengths: list[int]) -> None:
     for strategy in ("BKT", "ATS"):
         name, base = PARAMETERS[strategy], HParams(**args.settings)
         try:
-            if name not in args.settings:
+            if name not in parse_overrides(args.hparams):
                 args.settings[name] = data_utils.like_ssb(lengths, base, strategy)
         except ValueError as error:
             if f"{strategy}-BR" in args.only:
@@ -154,18 +168,37 @@ def select_parameters(args: argparse.Namespace, lengths: list[int]) -> None:
                 raise UserError(f"{strategy} cannot pad like SSB here ({error}); {fix}") from None
 
 
+def find_start(args: argparse.Namespace, seed: int) -> tuple[Path | None, int]:
+    """The checkpoint that --start names for ``seed``, and its number of epochs."""
+    if not args.start:
+        return None, 0
+    folder = args.start / f"seed{seed}"
+    if key := difference(load_settings(folder), vars(args.base), {"seed"}):
+        raise UserError(f"{folder}: has another {key} than seed{args.seeds[0]}; use equal runs")
+    start, state = load_newest(folder)
+    if start is None:
+        raise UserError(f"{folder}: holds no checkpoint to start from; train it first")
+    first_epoch = state["progress"]["epoch"]
+    if first_epoch >= args.epochs:
+        raise UserError(f"--epochs {args.epochs}: {start} has {first_epoch} already; give more")
+    return start, first_epoch
+
+
 def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
     """Every run, seed by seed; :class:`UserError` if the output has runs that do not fit them."""
     lengths = [clip.n_frames for clip in train]
     saved = sorted(path.parent for path in args.output.glob("*/*/hparams.json"))
+    starts = {seed: find_start(args, seed) for seed in args.seeds}
     jobs = []
     for seed, name in itertools.product(args.seeds, args.only):
         settings = args.settings | experiment_settings(name) | {"epochs": args.epochs, "seed": seed}
         if not settings["dynamic_batch_size"]:  # only DBS has a capacity
             settings = {k: v for k, v in settings.items() if not k.startswith("batch_capacity")}
-        folder, hparams, done = args.output / name / f"seed{seed}", HParams(**settings), 0
+        folder, hparams = args.output / name / f"seed{seed}", HParams(**settings)
+        start, first_epoch = starts[seed]
+        done = first_epoch
         with suppress(UserError, KeyError):  # without a checkpoint; train.py reports damaged ones
-            done = load_newest(folder)[1]["progress"]["epoch"]
+            done, start = load_newest(folder)[1]["progress"]["epoch"], None
         if done > args.epochs:
             raise UserError(f"--epochs {args.epochs}: {folder} has {done}; give at least that")
         for other in saved:
@@ -174,8 +207,10 @@ def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
                 values = f"has {key}={old[key]}, and this call {key}={new[key]}"
                 raise UserError(f"{other}: {values}; give the same, or another --output")
         batches = batch_statistics(lengths, data_utils.training_sampler(train, hparams).plan)
-        title = f"{name}, seed {seed}"
-        jobs.append(Job(title, folder, format_overrides(settings), hparams, batches, done))
+        base = vars(args.base)
+        changes = {k: v for k, v in vars(hparams).items() if v != base[k] or k in RESERVED}
+        overrides, title = format_overrides(changes), f"{name}, seed {seed}"
+        jobs.append(Job(title, folder, overrides, hparams, batches, start, first_epoch, done))
     return jobs
 
 
@@ -186,7 +221,8 @@ def announce(jobs: list[Job], train: list[Clip], val: list[Clip]) -> None:
     n_parameters = sum(p.numel() for p in Tacotron2(hparams).parameters())
     # Float32 weights and Adam's two moments. A new run will keep the newest checkpoints and the
     # best; one more is being written. Logs take a tenth of that; train.py asks for the mels' space.
-    n_checkpoints = (hparams.keep_checkpoints + 1) * sum(job.done == 0 for job in jobs) + 1
+    n_new = sum(job.done == job.first_epoch for job in jobs)
+    n_checkpoints = (hparams.keep_checkpoints + 1) * n_new + 1
     n_bytes = 1.1 * 12 * n_parameters * n_checkpoints
     steps_left = sum((hparams.epochs - job.done) * job.batches.total_length for job in jobs)
     print("\nrun                      epochs  batches  ZPR %     ABL  decoder steps/epoch")
@@ -212,7 +248,8 @@ def time_left(jobs: list[Job]) -> str:
             epochs = load_run(job.folder).epochs
         minutes += sum(epoch["minutes"] for epoch in epochs)
         steps += sum(epoch["total_length"] for epoch in epochs)
-        steps_left += (job.hparams.epochs - len(epochs)) * job.batches.total_length
+        epochs_left = job.hparams.epochs - job.first_epoch - len(epochs)
+        steps_left += epochs_left * job.batches.total_length
     hours = minutes / 60 / max(steps, 1) * steps_left
     return f"about {hours:.1f} hours of training left" if steps else ""
 
@@ -245,7 +282,8 @@ def train_all(jobs: list[Job]) -> list[str]:
         if job.done == job.hparams.epochs:
             print(f"{title}: finished, {job.done} epochs")
             continue
-        options = ["-o", job.folder, "--resume", "--hparams", job.overrides]
+        source = ["-c", job.start] if job.start else ["--resume"]
+        options = ["-o", job.folder, *source, "--hparams", job.overrides]
         if status := call("train.py", *options, jobs=jobs):
             failed.append(job.title)
             print(f"{title}: FAILED with status {status}; continuing with the others", flush=True)

@@ -1,0 +1,50 @@
+"""Validation with batch norm's statistics as training left them, and re-estimated."""
+
+import torch
+from conftest import build
+from torch import nn
+
+from benchmarks import soak
+from cli import StopSignals
+from data_utils import MelDataset, load_data, training_sampler
+from hparams import create_hparams
+from mel_cache import open_mels
+from validation import precise_batch_norm
+
+ALWAYS = {"event", "epoch", "step"}  # in a record, beside its scalars
+
+
+def test_it_changes_no_training_and_no_other_scalar(tmp_path, settings, run):
+    settings += "epochs=3,epochs_per_validation=1,"
+    run("plain", settings)
+    run("precise", settings + "precise_batch_norm=2")
+    expected_state, expected = soak.outcome(tmp_path / "plain")
+    state, records = soak.outcome(tmp_path / "precise")
+    for record in records:
+        precise = {name: record.pop(name) for name in list(record) if name.startswith("precise_")}
+        if record["event"] == "validation":
+            assert set(precise) == {f"precise_{name}" for name in set(record) - ALWAYS}
+            assert 0 < abs(precise["precise_loss"] / record["loss"] - 1) < 0.5
+    assert records == expected
+    torch.testing.assert_close(state, expected_state, rtol=0, atol=0)
+
+
+def test_statistics_are_averages_over_batches_of_the_plan(settings):
+    hparams = create_hparams(settings)
+    clips, _ = load_data(hparams)
+    dataset = MelDataset(clips, open_mels(clips, hparams))
+    plan = training_sampler(clips, hparams).plan
+    model, seen = build(), []
+    before = [buffer.clone() for buffer in model.buffers()]
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]
+    hook = norms[0].register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0].mean((0, 2)).detach())
+    )
+    state = torch.get_rng_state()
+    with StopSignals() as stop, precise_batch_norm(model, dataset, plan, len(plan), stop):
+        hook.remove()
+        assert len(seen) == len(plan)
+        torch.testing.assert_close(norms[0].running_mean, torch.stack(seen).mean(0))
+        assert all(norm.momentum == 0.1 and norm.num_batches_tracked == len(plan) for norm in norms)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(map(torch.equal, model.buffers(), before))
