@@ -11,7 +11,6 @@ import math
 import sys
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -41,9 +40,10 @@ def draw_losses(ax: Any, results: Results, over_time: bool = False) -> None:
 
     epochs, xlabel, scale = results.epochs, "epochs", dict.fromkeys(FIGURE4, 1.0)
     if over_time:
-        times = {name: row["minutes"] for name, row in results.values.items() if row["minutes"]}
-        hours = epochs[-1] * max(map(fmean, times.values()), default=0) > 120
-        scale = {name: fmean(minutes) / (60 if hours else 1) for name, minutes in times.items()}
+        times = {name: results.mean(name, "minutes")[0] for name in results.values}
+        times = {name: minutes for name, minutes in times.items() if minutes > 0}  # not nan
+        hours = epochs[-1] * max(times.values(), default=0) > 120
+        scale = {name: minutes / (60 if hours else 1) for name, minutes in times.items()}
         xlabel = f"training time ({'hours' if hours else 'minutes'})"
     curves = {}
     for name in scale:
@@ -54,7 +54,8 @@ def draw_losses(ax: Any, results: Results, over_time: bool = False) -> None:
     if not curves:
         raise UserError("no run has a validation yet; wait for the first")
     smooth = min(len(losses[0]) for losses in curves.values()) >= LEAST_VALIDATIONS
-    skipped = sum(epoch < 0.2 * epochs[-1] for epoch in epochs)  # so steep that it hides the rest
+    first = 0 if results.start else 0.2 * epochs[-1]
+    skipped = sum(epoch < first for epoch in epochs)  # so steep that it hides the rest
     for name, losses in curves.items():
         start, end = min(skipped, len(losses[0]) - 1), len(losses[0])
         x = [epoch * scale[name] for epoch in epochs[start:end]]

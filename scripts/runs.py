@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError
@@ -40,7 +42,8 @@ AVERAGES = {  # of the records of epochs
 }
 TIMES = {"minutes", "frames_per_second"}  # of these, what --timing replaces
 REQUIRED = {"epoch": set(AVERAGES), "validation": {"loss", "masked_loss", "diagonality"}}
-Values = dict[str, dict[str, list[float]]]  # experiment: quantity: a value per seed
+LOSSES = {"vl": "loss", "masked": "masked_loss", "precise": "precise_loss"}
+Values = dict[str, dict[str, dict[int, float]]]  # experiment: quantity: seed: value
 
 
 class Run(NamedTuple):
@@ -59,6 +62,11 @@ class Run(NamedTuple):
         rank = [*EXPERIMENTS, self.experiment].index(self.experiment)
         return rank, self.experiment, self.settings["seed"]
 
+    @property
+    def start(self) -> int:
+        """Epochs of the checkpoint that it started from; 0 if it has none, or no epoch yet."""
+        return self.epochs[0]["epoch"] if self.epochs else 0
+
     def averages(self) -> dict[str, float]:
         """The AVERAGES over the epochs so far; empty before the first has ended."""
         means = AVERAGES if self.epochs else {}
@@ -66,38 +74,52 @@ class Run(NamedTuple):
 
     def losses(self, epochs: Sequence[int], name: str = "loss") -> list[float]:
         """Its validation losses after ``epochs``, up to the first missing or not finite."""
-        by_epoch = {record["epoch"] + 1: record[name] for record in self.validations}
+        by_epoch = {record["epoch"] + 1: record.get(name, math.nan) for record in self.validations}
         losses = (by_epoch.get(epoch, math.nan) for epoch in epochs)
         return list(itertools.takewhile(math.isfinite, losses))
 
     def staged_losses(self, epochs: Sequence[int]) -> dict[str, float]:
-        """VL1, VL2, VL3 and VLavg of the loss and of the masked loss, as far as they are known;
-        none of fewer than LEAST_VALIDATIONS."""
+        """VL1, VL2, VL3 and VLavg of each of LOSSES, as far as they are known."""
         values = {}
-        if len(epochs) < LEAST_VALIDATIONS:
-            return values
-        for prefix, name in (("vl", "loss"), ("masked", "masked_loss")):
-            losses = self.losses(epochs, name)
-            losses += [math.nan] * (len(epochs) - len(losses))
-            means = [smoothed(losses)[stage] for stage in stages(epochs)]
-            means.append(fmean(losses[stages(epochs)[0] :]))
-            values |= zip([f"{prefix}{end}" for end in (1, 2, 3, "_avg")], means, strict=True)
-        return {name: value for name, value in values.items() if math.isfinite(value)}
+        for prefix, name in LOSSES.items():
+            values |= staged(prefix, self.losses(epochs, name), epochs, self.start)
+        return values
 
 
 class Results(NamedTuple):
     """What the runs of a series give for the tables and figures."""
 
     runs: list[Run]
+    start: int  # epochs of the checkpoints that they started from
     epochs: list[int]  # after which they validate
     values: Values
     notes: dict[str, str]  # what is left out, and why: "losses", "times", "memory"
 
     def mean(self, experiment: str, name: str) -> tuple[float, float]:
         """The mean over seeds and its standard error; nan where unknown."""
-        values = self.values.get(experiment, {}).get(name, [])
+        values = list(self.values.get(experiment, {}).get(name, {}).values())
         error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
         return fmean(values) if values else math.nan, error
+
+    def judged(self, prefix: str) -> str:
+        """The quantity that comparisons rest on: VL3, as the paper's, or VLavg after a common start
+        whose curves are flatter."""
+        return f"{prefix}_avg" if self.start else f"{prefix}3"
+
+    def random_within(self, experiment: str, resource: str) -> dict[str, dict[int, float]]:
+        """RAND's losses where it has taken as many "minutes" or updates ("n_batches") as another
+        experiment at each validation: quantity: seed: value."""
+        values = defaultdict(dict)
+        share = self.mean(experiment, resource)[0] / self.mean("RAND", resource)[0]
+        points = [self.start + min(share, 1) * (epoch - self.start) for epoch in self.epochs]
+        for run in self.runs if share > 0 else ():
+            for prefix, name in LOSSES.items() if run.experiment == "RAND" else ():
+                losses = run.losses(self.epochs, name)
+                if len(losses) == len(self.epochs):
+                    losses = np.interp(points, self.epochs, losses)
+                    for quantity, value in staged(prefix, losses, self.epochs, self.start).items():
+                        values[quantity][run.settings["seed"]] = value
+        return values
 
     def reduction(self, experiment: str, name: str) -> tuple[float, float]:
         """The percentage by which a quantity is lower than RAND's, and its standard error."""
@@ -177,7 +199,10 @@ def load_comparable(folders: Iterable[Path]) -> list[Run]:
             what = f"{first.experiment} with seed {first.settings['seed']}"
             raise UserError(f"{names}: are both {what}; name folders that hold it once")
         choice = set() if first.experiment == second.experiment else CHOICE
-        if reason := inequality(first, second, {"seed", *choice}):
+        reason = inequality(first, second, {"seed", *choice})
+        if first.epochs and second.epochs and first.start != second.start:
+            reason = f"one starts after {first.start} epochs, the other after {second.start}"
+        if reason:
             raise UserError(f"{names}: {reason}; compare runs that differ only in batching")
     return runs
 
@@ -216,15 +241,29 @@ def unequal_conditions(runs: Iterable[Run]) -> str:
     return "; ".join(parts) if len(parts) > 1 else ""
 
 
-def stages(epochs: Sequence[int]) -> list[int]:
+def stages(epochs: Sequence[int], start: int) -> list[int]:
     """Where in ``epochs`` are VL1, VL2 and VL3: the paper's are after 100, 160, 220 of 220."""
-    targets = [epochs[-1] * stage / PAPER_EPOCHS for stage in PAPER_STAGES]
+    targets = [start + (epochs[-1] - start) * stage / PAPER_EPOCHS for stage in PAPER_STAGES]
     return [min(range(len(epochs)), key=lambda i: abs(epochs[i] - t)) for t in targets]
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
     """Each loss averaged with the previous and the next, where there are (Sec. 6)."""
     return [fmean(losses[max(i - 1, 0) : i + 2]) for i in range(len(losses))]
+
+
+def staged(
+    prefix: str, losses: Sequence[float], epochs: Sequence[int], start: int
+) -> dict[str, float]:
+    """VL1, VL2, VL3 and VLavg of the losses so far, of all ``epochs``; none of those unknown, or of
+    fewer than LEAST_VALIDATIONS."""
+    if len(epochs) < LEAST_VALIDATIONS:
+        return {}
+    losses = [*losses, *[math.nan] * (len(epochs) - len(losses))]
+    at = stages(epochs, start)
+    means = [*(smoothed(losses)[i] for i in at), fmean(losses[at[0] :])]
+    values = zip(("1", "2", "3", "_avg"), means, strict=True)
+    return {prefix + name: value for name, value in values if math.isfinite(value)}
 
 
 def read_results(folders: Iterable[Path], timing: Path | None = None) -> Results:
@@ -235,9 +274,10 @@ def read_results(folders: Iterable[Path], timing: Path | None = None) -> Results
         if reason := inequality(runs[0], timed[0], {"seed", *CHOICE}):
             names = f"{runs[0].path} and --timing {timed[0].path}"
             raise UserError(f"{names}: {reason}; time runs of the same settings")
-    planned = max(run.settings["epochs"] for run in runs)
+    start, planned = max(r.start for r in runs), max(r.settings["epochs"] for r in runs)
     every = runs[0].settings["epochs_per_validation"]  # the same in all
-    epochs, notes = [*range(every, planned, every), planned], {}
+    epochs = [epoch for epoch in range(every, planned, every) if epoch > start] + [planned]
+    notes = {}
     if len(epochs) < LEAST_VALIDATIONS:
         notes["losses"] = (
             f"VL1, VL2, VL3 and VLavg are left out: with {LEAST_VALIDATIONS - 1} validations or "
@@ -251,13 +291,13 @@ def read_results(folders: Iterable[Path], timing: Path | None = None) -> Results
     if reason := unequal_conditions(runs):
         notes["memory"] = f"Peak memory is not compared: {reason}."
         left_out.add("peak_memory_gib")
-    values = {run.experiment: defaultdict(list) for run in [*runs, *timed]}
+    values = {run.experiment: defaultdict(dict) for run in [*runs, *timed]}
     for source, for_times in ((runs, False), (timed, True)):
         for run in source:
             for name, value in (run.averages() | run.staged_losses(epochs)).items():
                 if name not in left_out and (name in TIMES) == for_times:
-                    values[run.experiment][name].append(value)
-    return Results(runs, epochs, values, notes)
+                    values[run.experiment][name][run.settings["seed"]] = value
+    return Results(runs, start, epochs, values, notes)
 
 
 def parse_args(description: str, output: str) -> tuple[Results, Path]:

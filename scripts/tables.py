@@ -13,9 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean
-
-import numpy as np
+from statistics import fmean, stdev
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -36,7 +34,8 @@ WANTED = {  # the changes of a loss that a conclusion asks for, in percent
     "higher": (0, math.inf),
     paper.SIMILAR: (100 / (1 + paper.MARGIN) - 100, 100 * paper.MARGIN),
 }
-LEAST_DF = 4  # a spread from fewer degrees of freedom decides nothing
+# The paper's losses; it has trained each experiment once.
+THEIRS = {e: {name: {0: value} for name, value in row.items()} for e, row in PAPER.items()}
 
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
@@ -83,10 +82,10 @@ def table2(results: Results) -> str:
         seeds = len(results.values.get(name, {}).get("abl", []))
         rows.append([name, str(seeds), *cells(results, name, TABLE2)])
         beyond.append([name, *cells(results, name, BEYOND)])
+    at = ", ".join(str(epochs[i]) for i in stages(epochs, results.start))
     losses = (
-        f"VL1, VL2, VL3: validation loss after {', '.join(str(epochs[i]) for i in stages(epochs))} "
-        f"of {epochs[-1]} epochs, each averaged with its neighbours; VLavg: mean between the first "
-        "and the last."
+        f"VL1, VL2, VL3: validation loss after {at} of {epochs[-1]} epochs, each averaged with its "
+        "neighbours; VLavg: mean between the first and the last."
     )
     note = (
         f"{notes.get('losses', losses)} {notes.get('times', 'min/epoch: median over epochs.')} "
@@ -122,53 +121,82 @@ def table3(results: Results) -> str:
 
 
 def table4(results: Results) -> str:
-    """A/B comparisons of VL3."""
-    rows, evidence = [], Evidence(results.values, "vl3")
+    """A/B comparisons of a loss."""
+    losses = judged(results)
+    rows = []
     for part, pairs in paper.COMPARISONS.items():
         for pair in pairs:
             names = pair.split(" → ")
-            losses = [text for e in names for text in (e, *cells(results, e, {"VL3": ("vl3", 3)}))]
-            change, low, high = evidence.contrast(pair)
-            before, after = (PAPER[e]["vl3"] for e in names)
-            ours = with_interval(-change, -high, -low, ".2f")
-            rows.append([part, *losses, ours, f"{100 * (1 - after / before):.2f}"])
-    head = ["", "From", "VL3", "To", "VL3", "Reduction %", "Paper's %"]
+            theirs, _, _ = contrast(THEIRS, results.judged("vl"), pair)
+            row = [part, *(text for e in names for text in (e, *cells(results, e, losses)))]
+            for quantity, _ in losses.values():
+                change, low, high = contrast(results.values, quantity, pair)
+                row.append(with_interval(-change, -high, -low, ".2f"))
+            rows.append([*row, f"{-theirs:.2f}"])
+    reductions = [f"Reduction of {name} %" for name in losses]
+    head = ["", "From", *losses, "To", *losses, *reductions, "Paper's %"]
     note = (
-        "In parentheses: beside a loss the paper's, beside a reduction (of the geometric mean) "
-        "its 95 % interval by itself, from the spread between seeds pooled over all experiments."
+        "In parentheses: beside a loss the paper's, beside a reduction its 95 % interval by "
+        "itself, from differences paired by seed."
     )
-    return table("Table 4: A/B comparisons of VL3", head, rows, note)
+    return table(f"Table 4: A/B comparisons of {' and '.join(losses)}", head, rows, note)
 
 
-class Evidence:
-    """Compares the experiments' losses, measured against the spread between seeds.
+def table5(results: Results) -> str:
+    """RAND against the others after the same epochs, updates and time, which the paper lacks."""
+    losses = judged(results)
+    rows = []
+    for name in EXPERIMENTS[1:]:
+        row = [name]
+        for quantity, _ in losses.values():
+            values = {"epochs": results.values.get("RAND", {})}
+            values["updates"] = results.random_within(name, "n_batches")
+            values["time"] = results.random_within(name, "minutes")
+            for same in values:
+                both = {"RAND": values[same], name: results.values.get(name, {})}
+                row.append(with_interval(*contrast(both, quantity, f"RAND → {name}"), "+.1f"))
+        rows.append(row)
+    head = [f"{loss} %, same {same}" for loss in losses for same in ("epochs", "updates", "time")]
+    title = "Table 5: change of the loss from RAND after the same epochs, updates and time"
+    return table(title, ["From RAND to", *head], rows, results.notes.get("times", ""))
 
-    The logarithm of a loss scatters equally in every experiment. So one standard deviation is
-    pooled over all that have two seeds or more, and those with one seed can be compared too.
+
+def judged(results: Results) -> dict[str, tuple[str, int]]:
+    """The losses that comparisons rest on, as columns: with batch norm as training left it and, if
+    the runs have it, re-estimated."""
+    columns = {}
+    for prefix, label in (("vl", ""), ("precise", "re-estimated ")):
+        quantity = results.judged(prefix)
+        if prefix == "vl" or any(quantity in row for row in results.values.values()):
+            columns[label + {"3": "VL3", "g": "VLavg"}[quantity[-1]]] = quantity, 3
+    return columns
+
+
+def contrast(values: Values, quantity: str, check: str, n_checks: int = 1) -> list[float]:
+    """The change of a loss that a check of CONCLUSIONS is about, and the ends of its 95 % interval,
+    in percent; nan where unknown.
+
+    Runs of one seed share their start, or at least their first weights. So differences are taken
+    seed by seed, and the interval is Student's. Those of ``n_checks`` checks all hold at once
+    (Bonferroni).
     """
+    from scipy.special import stdtrit  # Student's quantile
 
-    def __init__(self, values: Values, name: str) -> None:
-        self.logs = {e: np.log(row[name]) for e, row in values.items() if row.get(name)}
-        self.df = sum(len(logs) - 1 for logs in self.logs.values())
-        squares = sum(len(logs) * np.var(logs) for logs in self.logs.values())
-        self.sd = math.sqrt(squares / self.df) if self.df else math.nan
-
-    def contrast(self, check: str, n_checks: int = 1) -> list[float]:
-        """The change of the loss that a check of CONCLUSIONS is about, and the ends of its 95 %
-        interval, in percent; nan where unknown.
-
-        The intervals of ``n_checks`` checks all hold at once (Bonferroni).
-        """
-        from scipy.special import stdtrit  # Student's quantile
-
-        names = re.split(r" → |\) against \(", check.strip("()"))
-        if not set(names) <= set(self.logs):
-            return [math.nan] * 3
-        logs = [self.logs[name] for name in names]
-        change = sum(w * fmean(x) for w, x in zip((-1, 1, 1, -1), logs, strict=False))
-        error = self.sd * math.sqrt(sum(1 / len(x) for x in logs))
-        half = error * float(stdtrit(self.df, 1 - 0.025 / n_checks)) if self.df else math.nan
-        return [100 * math.expm1(x) for x in (change, change - half, change + half)]
+    names = re.split(r" → |\) against \(", check.strip("()"))
+    losses = [values.get(name, {}).get(quantity, {}) for name in names]
+    seeds = set.intersection(*map(set, losses))
+    if not seeds:
+        return [math.nan] * 3
+    signs = (-1, 1, 1, -1)[: len(names)]
+    changes = [
+        sum(sign * math.log(loss[seed]) for sign, loss in zip(signs, losses, strict=True))
+        for seed in seeds
+    ]
+    change, half = fmean(changes), math.nan
+    if len(seeds) > 1:
+        error = stdev(changes) / math.sqrt(len(seeds))
+        half = error * float(stdtrit(len(seeds) - 1, 1 - 0.025 / n_checks))
+    return [100 * math.expm1(x) for x in (change, change - half, change + half)]
 
 
 def with_interval(change: float, low: float, high: float, form: str) -> str:
@@ -188,70 +216,54 @@ def judge(low: float, high: float, wanted: str) -> str:
 def verdict(outcomes: Iterable[str]) -> str:
     """What the outcomes of a conclusion's checks say of it."""
     counts = Counter(outcomes)
-    answer = "not decidable at this scale" if counts["open"] else "supported"
+    answer = "open" if counts["open"] else "supported"
     if counts["fails"]:
         answer = "contradicted"
     words = [f"{counts[word]} {word}" for word in ("holds", "fails", "open") if counts[word]]
     return f"**{answer}** ({', '.join(words)})"
 
 
-def random_at_end_of(results: Results) -> dict[str, list[float]]:
-    """RAND's losses when another experiment has ended, by its name."""
-    epochs, losses = results.epochs, {}
-    curves = [run.losses(epochs) for run in results.runs if run.experiment == "RAND"]
-    curves = [curve for curve in curves if len(curve) == len(epochs)]
-    for name in results.values:
-        saved, _ = results.reduction(name, "minutes")
-        if curves and not math.isnan(saved):
-            end = min(1 - saved / 100, 1) * epochs[-1]  # RAND's epochs by then
-            # Averaged with the loss one validation before, as is VL3, which has no next one.
-            times = end + epochs[-2:][0] - epochs[-1], end
-            losses[name] = [fmean(np.interp(times, epochs, curve)) for curve in curves]
-    return losses
-
-
 def conclusions(results: Results) -> str:
     """The report on the conclusions, as Markdown."""
-    notes, at_end = results.notes, random_at_end_of(results)
-    theirs = {e: {name: [value] for name, value in row.items()} for e, row in PAPER.items()}
-    evidence = [Evidence(v, n) for n in ("vl3", "vl_avg") for v in (results.values, theirs)]
-    vl3 = evidence[0]
-    # Added once the spread is pooled: these are RAND's own runs again.
-    vl3.logs |= {f"RAND in {e}'s time": np.log(losses) for e, losses in at_end.items()}
-    decidable = vl3.df >= LEAST_DF
-    seeds = "unknown with so few seeds"
-    if decidable:
-        seeds = f"of VL3 {vl3.sd:.1%} sd, pooled over experiments, {vl3.df} degrees of freedom"
+    notes, losses = results.notes, judged(results)
+    values = dict(results.values)
+    for name in results.values:
+        values[f"RAND in {name}'s time"] = results.random_within(name, "minutes")
     timed = not math.isnan(results.reduction("SSB-DBS-BR", "minutes")[0])
     time = " The time that it saves is in Table 3." if timed else ""
+    what = "VL3, as the paper's Table 4 does"
+    if results.start:
+        n = len(results.epochs) - stages(results.epochs, results.start)[0]
+        what = f"VLavg, the mean over the last {n} validations"
     lines = [
         "**The paper's conclusions**\n",
-        "Each rests on comparisons of VL3, as the paper's Table 4 does; VLavg is shown too. In "
-        f"parentheses: intervals by the spread between seeds ({seeds}), which cover all "
-        "comparisons of a conclusion at once with 95 %. A comparison holds if its whole interval "
-        "agrees, fails if none of it does, and is open otherwise. A conclusion is supported if all "
-        "its comparisons hold, and contradicted if one fails. Losses "
-        f"{paper.SIMILAR} are called similar.\n",
+        f"Each rests on comparisons of {what}. In parentheses: intervals from differences paired "
+        "by seed, which cover all comparisons of a conclusion at once with 95 %. A comparison holds "
+        "if its whole interval agrees, fails if none of it does, and is open otherwise. A "
+        "conclusion is supported if all its comparisons hold, and contradicted if one fails. "
+        f"Losses {paper.SIMILAR} are called similar.\n",
         *(f"{notes[name]}\n" for name in ("losses", "times") if name in notes),
     ]
+    heads = [text for name in losses for text in (f"{name} %", "")]
+    head = f"   | {' | '.join(['From → to', 'wanted', 'paper %', *heads])} |"
+    rule = "   |---|---|---:|" + "---:|---|" * len(losses)
     for number, (claim, wishes) in enumerate(paper.CONCLUSIONS.items(), start=1):
         checks = [(check, wanted) for wanted, some in wishes.items() for check in some]
-        rows, outcomes = [], []
+        rows, outcomes = [], {name: [] for name in losses}
         for check, wanted in checks:
-            changes = [e.contrast(check, len(checks)) for e in evidence]
-            outcomes.append(judge(*changes[0][1:], wanted) if decidable else "open")
-            texts = [with_interval(*change, "+.1f") for change in changes]
-            rows.append(f"   | {' | '.join([check, wanted, *texts, outcomes[-1]])} |")
+            theirs, _, _ = contrast(THEIRS, results.judged("vl"), check)
+            row = [check, wanted, with_interval(theirs, math.nan, math.nan, "+.1f")]
+            for name, (quantity, _) in losses.items():
+                change = contrast(values, quantity, check, len(checks))
+                outcomes[name].append(judge(*change[1:], wanted))
+                row += [with_interval(*change, "+.1f"), outcomes[name][-1]]
+            rows.append(f"   | {' | '.join(row)} |")
         needed = re.findall(r"[A-Z][A-Z-]+", str(checks))
         missing = [name for name in EXPERIMENTS if name in needed and name not in results.values]
-        answer = f"**not run** (needs {', '.join(missing)})" if missing else verdict(outcomes)
-        lines += [
-            f"{number}. {claim.format(answer, time)}\n",
-            "   | From → to | wanted | VL3 % | paper's | VLavg % | paper's | by VL3 |",
-            "   |---|---|---:|---:|---:|---:|---|",
-            *rows,
-            "",
-        ]
+        answer = " and, re-estimated, ".join(map(verdict, outcomes.values()))
+        if missing:
+            answer = f"**not run** (needs {', '.join(missing)})"
+        lines += [f"{number}. {claim.format(answer, time)}\n", head, rule, *rows, ""]
     return "\n".join(lines)
 
 
@@ -271,14 +283,14 @@ def missing_results(results: Results) -> list[str]:
 def main() -> None:
     what = "Fill the paper's Tables 1-4, and judge its five conclusions"
     results, output = parse_args(what, "tables")
-    parts = (table1, table2, table3, table4, conclusions)
+    parts = (table1, table2, table3, table4, table5, conclusions)
     texts = {part.__name__: part(results) for part in parts}
     for name, text in texts.items():
         (output / f"{name}.md").write_text(text, encoding="utf-8")
     print("\n".join(texts.values()))
     if missing := missing_results(results):
         print("Missing:\n  " + "\n  ".join(missing) + "\n")
-    print(f"wrote table1-4.md and conclusions.md to {output}")
+    print(f"wrote table1-5.md and conclusions.md to {output}")
 
 
 if __name__ == "__main__":
