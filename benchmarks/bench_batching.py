@@ -1,7 +1,7 @@
 """Time the planning of an epoch, beside a plain Python version of it.
 
-    python benchmarks/bench_batching.py
-    python benchmarks/bench_batching.py --sizes 10480 --repeats 101
+python benchmarks/bench_batching.py
+python benchmarks/bench_batching.py --sizes 10480 --repeats 101
 """
 
 import platform
