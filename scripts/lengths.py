@@ -16,14 +16,11 @@ LENGTH = re.compile("[+]?0*[1-9][0-9]{0,11}")  # 12 digits: longer than any clip
 
 
 def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
-    """Lengths from text, one a line, or from a column of a CSV file; prints which column.
+    """Lengths from text, one a line, or from a column of a CSV file, int64, (n,), all above 0.
 
     The first line is a header if none of its cells starts with a number; without one, the columns
-    are called 1, 2, ... The default is the one whose name matches COLUMN, or else the only one
-    with whole numbers.
-
-    Returns:
-        int64, (n,), all above 0.
+    are called 1, 2, ... The default column is the one whose name matches COLUMN, or else the only
+    one with whole numbers; its name is printed.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -31,34 +28,32 @@ def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
             rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as text or CSV ({error})") from None
-    names = [f"{number}" for number in range(1, len(rows[0][1]) + 1)] if rows else []
-    if rows and not any(re.match("[+-]?[.]?[0-9]", cell) for cell in rows[0][1]):
-        names = rows.pop(0)[1]
+    names = rows[0][1] if rows else []
+    if any(re.match("[+-]?[.]?[0-9]", cell) for cell in names):
+        names = [f"{number}" for number in range(1, len(names) + 1)]
+    else:
+        rows = rows[1:]
     if not rows:
         raise UserError(f"{path}: has no lengths; give one whole number a line")
 
-    candidates = [i for i, name in enumerate(names) if name == column]
+    wanted, columns = repr(column), [i for i, name in enumerate(names) if name == column]
     if column is None:
-        named = [i for i, name in enumerate(names) if COLUMN.search(name)]
-        candidates = [
-            i
-            for i in named or range(len(names))
-            if any(LENGTH.fullmatch(row[i]) for _, row in rows if i < len(row))
-        ]
-    if not candidates:
-        wanted = "of whole numbers" if column is None else repr(column)
+        named = [i for i, name in enumerate(names) if COLUMN.search(name)] or range(len(names))
+        filled = [i for _, row in rows for i, cell in enumerate(row) if LENGTH.fullmatch(cell)]
+        wanted, columns = "of whole numbers", sorted(set(named).intersection(filled))
+    if not columns:
         fix = f"give one of {', '.join(names)}, or one length a line"
         raise UserError(f"{path}: has no column {wanted}; {fix}")
-    if len(candidates) > 1:
-        several = ", ".join(names[i] for i in candidates)
+    if len(columns) > 1:
+        several = ", ".join(names[i] for i in columns)
         raise UserError(f"{path}: lengths may be in any of the columns {several}; give --column")
 
-    i = candidates[0]
+    i, n = columns[0], len(names)
     problems = [
-        f"{path}:{line}: {','.join(row)!r}: give {len(names)} columns, with a whole number from 1 "
-        f"to 10^12 - 1 in {names[i]}"
+        f"{path}:{line}: {','.join(row)!r}: give {n} columns, with a whole number from 1 to "
+        f"10^12 - 1 in {names[i]}"
         for line, row in rows
-        if len(row) != len(names) or not LENGTH.fullmatch(row[i])
+        if len(row) != n or not LENGTH.fullmatch(row[i])
     ]
     if len(problems) > 20:
         problems[20:] = [f"{path}: {len(problems):,} of {len(rows):,} lines are wrong"]
@@ -69,11 +64,8 @@ def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
 
 
 def ljspeech_lengths(hop_length: int) -> np.ndarray:
-    """The 13,100 lengths of LJSpeech in frames of ``hop_length`` samples.
-
-    They are accurate to one frame: clips are taken to have ``(frames - 0.5) * LJSPEECH_HOP``
-    samples.
-    """
+    """The 13,100 lengths of LJSpeech in frames of ``hop_length`` samples, accurate to one frame:
+    clips are taken to have ``(frames - 0.5) * LJSPEECH_HOP`` samples."""
     lengths = read_lengths(LJSPEECH_LENGTHS)
     print(f"frames of {LJSPEECH_HOP} samples become frames of {hop_length}: accurate to one frame")
     return (2 * lengths - 1) * LJSPEECH_HOP // (2 * hop_length) + 1  # in whole half samples
@@ -81,6 +73,5 @@ def ljspeech_lengths(hop_length: int) -> np.ndarray:
 
 def subset(lengths: np.ndarray, size: int | None, seed: int) -> np.ndarray:
     """``size`` of the lengths, drawn at random from ``seed``; all of them if ``size`` is None."""
-    if size is None:
-        return lengths
-    return np.random.default_rng([seed, 1]).choice(lengths, size, replace=False)
+    rng = np.random.default_rng([seed, 1])
+    return lengths if size is None else rng.choice(lengths, size, replace=False)

@@ -8,17 +8,18 @@ The paper is Ge et al., "Speed up training with variable length inputs by effici
 strategies", Interspeech 2021.
 """
 
-import argparse
-import itertools
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -38,7 +39,7 @@ LEGEND |= {"borderaxespad": 0.2, "handlelength": 1.6}
 
 
 def statistics(
-    lengths: np.ndarray, args: argparse.Namespace, seeds: int, strategy: str, **settings: object
+    lengths: ndarray, args: Namespace, seeds: int, strategy: str, **settings: object
 ) -> tuple[BatchStatistics, BatchStatistics]:
     """Mean and sd over the seeds; ``settings`` override those of the command line."""
     names = ("batch_size", *PARAMETERS.values())
@@ -51,20 +52,20 @@ def statistics(
     return BatchStatistics(*np.mean(epochs, 0)), BatchStatistics(*np.std(epochs, 0, ddof=1))
 
 
-def table(lengths: np.ndarray, args: argparse.Namespace) -> Iterator[str]:
+def table(lengths: ndarray, args: Namespace) -> Iterator[str]:
     """Lines of a Markdown table: every strategy, without and with DBS; mean ± sd over the seeds."""
     header = ["Batching", "Parameter", "Batches", "ZPR %", f"ABL ({args.unit})"]
     header += [f"Sum of batch lengths ({args.unit})", "vs RAND"]
-    header += ["Paper: batches, ZPR %, ABL"] if args.paper else []
+    header += ["Paper: batches, ZPR %, ABL"] * args.paper
     yield f"| {' | '.join(header)} |"
     yield "|---|---|" + "---:|" * (len(header) - 2)
     parameters = {"SSB": f"LRF {args.lrf:g}", "BKT": f"bucket size {args.bucket_size}"}
     parameters["ATS"] = f"{args.n_bins} bins"
     random_total = None
-    for dynamic, strategy in itertools.product((False, True), STRATEGIES):
+    for dynamic, strategy in product((False, True), STRATEGIES):
         mean, sd = statistics(lengths, args, args.seeds, strategy, dynamic_batch_size=dynamic)
         random_total = random_total or mean.total_length
-        change = 100 * (mean.total_length / random_total - 1)
+        change = f"{100 * (mean.total_length / random_total - 1):+.1f} %"
         name = strategy + "-DBS" * dynamic
         cells = [
             name,
@@ -73,10 +74,9 @@ def table(lengths: np.ndarray, args: argparse.Namespace) -> Iterator[str]:
             f"{100 * mean.zpr:.2f} ± {100 * sd.zpr:.2f}",
             f"{mean.abl:,.1f} ± {sd.abl:,.1f}",
             f"{mean.total_length:,.0f} ± {sd.total_length:,.0f}",
-            "–" if name == "RAND" else f"{change:+.1f} %",
+            "–" if name == "RAND" else change,
         ]
-        cells += [paper_cell(name)] if args.paper else []
-        yield f"| {' | '.join(cells)} |"
+        yield f"| {' | '.join(cells + [paper_cell(name)] * args.paper)} |"
 
 
 def paper_cell(batching: str) -> str:
@@ -89,12 +89,7 @@ def paper_cell(batching: str) -> str:
 
 
 def draw_batches(
-    lengths: np.ndarray,
-    args: argparse.Namespace,
-    name: str,
-    batch_size: int,
-    content: str,
-    titles: dict[str, str],
+    lengths: ndarray, args: Namespace, name: str, batch_size: int, content: str, titles: dict
 ) -> None:
     """Clips as bars in training order, one colour per batch, padding hatched; a panel for each
     method of ``titles``, such as SSB-DBS-BR, three in a row."""
@@ -104,7 +99,8 @@ def draw_batches(
     figure.suptitle(content, x=0.01, ha="left", fontsize=9)
     axes = figure.subplots(rows, 3, sharey=True, sharex=True, squeeze=False)
     settings = {"lrf": args.lrf, "bucket_size": 12, "n_bins": 4}
-    x = np.arange(len(lengths)) + 0.5
+    n = len(lengths)
+    x = np.arange(n) + 0.5
     for ax, (method, title) in zip(axes.flat, titles.items(), strict=True):
         strategy, dynamic, shuffled = method.split("-")[0], "DBS" in method, "-BR" in method
         plan = plan_batches(lengths, strategy, batch_size, dynamic, shuffled, **settings)
@@ -117,17 +113,16 @@ def draw_batches(
         text = f"ZPR {epoch.zpr:.1%}, ABL {epoch.abl:.0f}, {epoch.n_batches} batches"
         ax.annotate(text, (0, 1), (0, 5), "axes fraction", "offset points", fontsize=9)
         ax.set_title(title, loc="left", fontweight="bold", fontsize=10, pad=18)
-        ax.set_xlim(0, len(lengths))
-        ax.set_xticks(range(0, len(lengths) + 1, 8 if rows == 1 else 12))
+        ax.set(xlim=(0, n), xticks=range(0, n + 1, 8 if rows == 1 else 12))
     axes[0, 0].legend([Patch(**PADDING)], ["padding"], **LEGEND)
     for ax in axes[:, 0]:
         ax.set_ylabel(f"length ({args.unit})")
     for ax in axes[-1]:
         ax.set_xlabel("clips, in the order of training")
-    save(figure, args.output_dir / f"{name}.png", content)
+    save(figure, args, name, content)
 
 
-def draw_parameters(lengths: np.ndarray, args: argparse.Namespace) -> None:
+def draw_parameters(lengths: ndarray, args: Namespace) -> None:
     """Figure 2: ZPR over each parameter, and an epoch's batch lengths with the value selected."""
     clips = subset(lengths, args.train_size, 0)
     n, batch_size = len(clips), args.batch_size
@@ -140,51 +135,48 @@ def draw_parameters(lengths: np.ndarray, args: argparse.Namespace) -> None:
     }
 
     def mean_zpr(strategy: str, **parameter: float) -> float:
-        seeds = min(args.seeds, 5)
-        settings = {"dynamic_batch_size": False} | parameter
-        return 100 * statistics(lengths, args, seeds, strategy, **settings)[0].zpr
+        fixed = {"dynamic_batch_size": False, **parameter}
+        return 100 * statistics(lengths, args, min(args.seeds, 5), strategy, **fixed)[0].zpr
 
     figure = Figure(figsize=(9, 5.6), layout="constrained")
     axes = figure.subplots(2, 3, sharey="row")
     random_zpr = mean_zpr("RAND")
     for column, (strategy, (colour, label, values)) in enumerate(curves.items()):
-        name = PARAMETERS[strategy]
-        selected, zpr = getattr(args, name), mean_zpr(strategy)
         above, below = axes[:, column]
+        name = PARAMETERS[strategy]
         points = [mean_zpr(strategy, **{name: value}) for value in values.tolist()]
         above.plot(values, points, color=colour, linewidth=2)
         above.axhline(random_zpr, color="#777777", linestyle="--", linewidth=1)
-        where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        above.annotate("RAND", (0, random_zpr), (4, 2), **where, va="bottom", color="#555555")
+        where = (0, random_zpr), (4, 2), ("axes fraction", "data"), "offset points"
+        above.annotate("RAND", *where, va="bottom", color="#555555")
+        selected, zpr = getattr(args, name), mean_zpr(strategy)
         above.plot(selected, zpr, "o", color="black", markersize=5)
-        text, where = f"{selected:g}: {zpr:.2f} %", {"textcoords": "offset points", "va": "top"}
-        above.annotate(text, (selected, zpr), (8, -6), **where, fontweight="bold")
+        where = (selected, zpr), (8, -6), "data", "offset points"
+        above.annotate(f"{selected:g}: {zpr:.2f} %", *where, va="top", fontweight="bold")
         above.set_title(f"({'abc'[column]}) {strategy}", loc="left", fontweight="bold", fontsize=10)
-        above.set_xlabel(label)
+        above.set(xlabel=label, ylim=(0, 1.12 * random_zpr or 1))
         if strategy != "SSB":
             above.set_xscale("log", base=2)
             above.xaxis.set_major_formatter("{x:g}")
-        above.set_ylim(0, 1.12 * random_zpr or 1)
 
-        settings = {"dynamic_batch_size": False, "batch_randomization": False, name: selected}
-        plan = plan_batches(clips, strategy, batch_size, **settings)
+        plan = plan_batches(clips, strategy, batch_size, False, False, **{name: selected})
         abl = batch_statistics(clips, plan).abl
         below.plot([clips[batch].max() for batch in plan], color=colour, linewidth=0.8)
         below.axhline(abl, color="black", linewidth=1.2)
         below.set_title(f"black: ABL {abl:.0f} {args.unit}", loc="left", fontsize=9)
-        below.set_xlabel("batch, before randomisation")
-        below.set_ylim(0, 1.05 * clips.max())
+        below.set(xlabel="batch, before randomisation", ylim=(0, 1.05 * clips.max()))
     axes[0, 0].set_ylabel("ZPR (%)")
     axes[1, 0].set_ylabel(f"batch length ({args.unit})")
-    save(figure, args.output_dir / "figure2.png", "the table's parameters, in fixed batches")
+    save(figure, args, "figure2", "the table's parameters, in fixed batches")
 
 
-def save(figure: Figure, path: Path, content: str) -> None:
+def save(figure: Figure, args: Namespace, name: str, content: str) -> None:
+    path = args.output_dir / f"{name}.png"
     figure.savefig(path, dpi=200)
     print(f"wrote {path} ({content})")
 
 
-def draw_all(lengths: np.ndarray, args: argparse.Namespace) -> None:
+def draw_all(lengths: ndarray, args: Namespace) -> None:
     """Figures 1 to 3, and the picture of the strategies, in ``args.output_dir``."""
     draw = partial(draw_batches, subset(lengths, EXAMPLE_CLIPS, 0), args)
     lrf = f"LRF {args.lrf:g}"
@@ -204,7 +196,7 @@ def draw_all(lengths: np.ndarray, args: argparse.Namespace) -> None:
     draw("strategies", 4, f"batches of 4, {lrf}, buckets of 12, 4 bins", titles)
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args() -> Namespace:
     parser = ArgumentParser(
         description="Draw the paper's Figures 1-3 and a picture of every strategy, and print the "
         "paper's Table 1, for any lengths; by default for the 13,100 of LJSpeech."
@@ -220,13 +212,8 @@ def parse_args() -> argparse.Namespace:
     add("--hop_length", type=positive, metavar="N", help=hop)
     add("--unit", default="frames", help="of the lengths, for labels (default: %(default)s)")
     add("--train_size", type=positive, metavar="N", help="N random clips per seed (default: all)")
-    add(
-        "--seeds",
-        type=positive,
-        default=30,
-        metavar="N",
-        help="random draws to average over (%(default)s)",
-    )
+    seeds = "random draws to average over (%(default)s)"
+    add("--seeds", type=positive, default=30, metavar="N", help=seeds)
     for name, what in (
         ("batch_size", "clips per batch; the base size with DBS"),
         ("lrf", "SSB's local randomisation factor"),
@@ -240,15 +227,13 @@ def parse_args() -> argparse.Namespace:
     add("--output_dir", type=Path, default=folder, metavar="DIR", help="for figures (%(default)s)")
     args = parser.parse_args()
     if args.lengths is not None and args.hop_length is not None:
-        raise UserError(
-            f"--hop_length {args.hop_length}: LENGTHS are in frames already; leave it out"
-        )
+        parser.error(f"--hop_length {args.hop_length}: LENGTHS are in frames already; leave it out")
     if args.seeds < 2:
-        raise UserError(f"--seeds {args.seeds}: use 2 or more, for their spread")
+        parser.error(f"--seeds {args.seeds}: use 2 or more, for their spread")
     return args
 
 
-def get_lengths(args: argparse.Namespace) -> np.ndarray:
+def get_lengths(args: Namespace) -> ndarray:
     """The lengths from the source that was given."""
     hop_length = args.hop_length or HParams.hop_length
     if args.lengths is not None:

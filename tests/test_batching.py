@@ -63,7 +63,8 @@ def cases(draw: st.DrawFn, **fixed: object) -> tuple[list[int], dict]:
         **fixed,
     }
     if settings["dynamic_batch_size"] and draw(st.booleans()):
-        settings["capacity"] = draw(st.integers(max(lengths), 30 * max(lengths)))
+        most = draw(st.sampled_from([30 * max(lengths), 20_000 + max(lengths)]))
+        settings["capacity"] = draw(st.integers(max(lengths), most))
     return lengths, settings
 
 
