@@ -1,4 +1,4 @@
-"""Fill the paper's Tables 1-4 and judge its five conclusions, from what runs of train.py recorded.
+"""Fill the paper's Tables 1-4 and one more, and judge its five conclusions, from runs' records.
 
     python scripts/tables.py runs/table2                       # the output of run_all.sh
     python scripts/tables.py runs/seed0 runs/seed1 --output runs/both
@@ -13,7 +13,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -34,6 +36,7 @@ WANTED = {  # the changes of a loss that a conclusion asks for, in percent
     "higher": (0, math.inf),
     paper.SIMILAR: (100 / (1 + paper.MARGIN) - 100, 100 * paper.MARGIN),
 }
+LEAST_DF = 4  # a spread from fewer degrees of freedom decides nothing
 # The paper's losses; it has trained each experiment once.
 THEIRS = {e: {name: {0: value} for name, value in row.items()} for e, row in PAPER.items()}
 
@@ -122,81 +125,97 @@ def table3(results: Results) -> str:
 
 def table4(results: Results) -> str:
     """A/B comparisons of a loss."""
-    losses = judged(results)
-    rows = []
+    evidence, rows = compared(results), []
+    columns = {name: (e.quantity, 3) for name, e in evidence.items()}
+    theirs = Evidence(THEIRS, results.judged("vl"))
     for part, pairs in paper.COMPARISONS.items():
         for pair in pairs:
             names = pair.split(" → ")
-            theirs, _, _ = contrast(THEIRS, results.judged("vl"), pair)
-            row = [part, *(text for e in names for text in (e, *cells(results, e, losses)))]
-            for quantity, _ in losses.values():
-                change, low, high = contrast(results.values, quantity, pair)
+            row = [part, *(text for e in names for text in (e, *cells(results, e, columns)))]
+            for ours in evidence.values():
+                change, low, high = ours.contrast(pair)
                 row.append(with_interval(-change, -high, -low, ".2f"))
-            rows.append([*row, f"{-theirs:.2f}"])
-    reductions = [f"Reduction of {name} %" for name in losses]
-    head = ["", "From", *losses, "To", *losses, *reductions, "Paper's %"]
+            rows.append([*row, f"{-theirs.contrast(pair)[0]:.2f}"])
+    reductions = [f"Reduction of {name} %" for name in evidence]
+    head = ["", "From", *evidence, "To", *evidence, *reductions, "Paper's %"]
     note = (
         "In parentheses: beside a loss the paper's, beside a reduction its 95 % interval by "
         "itself, from differences paired by seed."
     )
-    return table(f"Table 4: A/B comparisons of {' and '.join(losses)}", head, rows, note)
+    return table(f"Table 4: A/B comparisons of {' and '.join(evidence)}", head, rows, note)
 
 
 def table5(results: Results) -> str:
     """RAND against the others after the same epochs, updates and time, which the paper lacks."""
-    losses = judged(results)
-    rows = []
+    evidence, rows = compared(results), []
     for name in EXPERIMENTS[1:]:
-        row = [name]
-        for quantity, _ in losses.values():
-            values = {"epochs": results.values.get("RAND", {})}
-            values["updates"] = results.random_within(name, "n_batches")
-            values["time"] = results.random_within(name, "minutes")
-            for same in values:
-                both = {"RAND": values[same], name: results.values.get(name, {})}
-                row.append(with_interval(*contrast(both, quantity, f"RAND → {name}"), "+.1f"))
-        rows.append(row)
-    head = [f"{loss} %, same {same}" for loss in losses for same in ("epochs", "updates", "time")]
+        randoms = "RAND", f"RAND in {name}'s updates", f"RAND in {name}'s time"
+        changes = (
+            e.contrast(f"{random} → {name}") for e in evidence.values() for random in randoms
+        )
+        rows.append([name, *(with_interval(*change, "+.1f") for change in changes)])
+    head = [f"{loss} %, same {same}" for loss in evidence for same in ("epochs", "updates", "time")]
     title = "Table 5: change of the loss from RAND after the same epochs, updates and time"
     return table(title, ["From RAND to", *head], rows, results.notes.get("times", ""))
 
 
-def judged(results: Results) -> dict[str, tuple[str, int]]:
-    """The losses that comparisons rest on, as columns: with batch norm as training left it and, if
-    the runs have it, re-estimated."""
-    columns = {}
-    for prefix, label in (("vl", ""), ("precise", "re-estimated ")):
-        quantity = results.judged(prefix)
-        if prefix == "vl" or any(quantity in row for row in results.values.values()):
-            columns[label + {"3": "VL3", "g": "VLavg"}[quantity[-1]]] = quantity, 3
-    return columns
+class Evidence:
+    """Compares the experiments' losses, seed by seed.
 
-
-def contrast(values: Values, quantity: str, check: str, n_checks: int = 1) -> list[float]:
-    """The change of a loss that a check of CONCLUSIONS is about, and the ends of its 95 % interval,
-    in percent; nan where unknown.
-
-    Runs of one seed share their start, or at least their first weights. So differences are taken
-    seed by seed, and the interval is Student's. Those of ``n_checks`` checks all hold at once
-    (Bonferroni).
+    Runs of one seed share their start, or at least their first weights. So the logarithm of a loss
+    is the sum of a part of the experiment, a part of the seed and chance (a randomised block
+    design), and the standard deviation of chance is taken from all runs together.
     """
-    from scipy.special import stdtrit  # Student's quantile
 
-    names = re.split(r" → |\) against \(", check.strip("()"))
-    losses = [values.get(name, {}).get(quantity, {}) for name in names]
-    seeds = set.intersection(*map(set, losses))
-    if not seeds:
-        return [math.nan] * 3
-    signs = (-1, 1, 1, -1)[: len(names)]
-    changes = [
-        sum(sign * math.log(loss[seed]) for sign, loss in zip(signs, losses, strict=True))
-        for seed in seeds
-    ]
-    change, half = fmean(changes), math.nan
-    if len(seeds) > 1:
-        error = stdev(changes) / math.sqrt(len(seeds))
-        half = error * float(stdtrit(len(seeds) - 1, 1 - 0.025 / n_checks))
-    return [100 * math.expm1(x) for x in (change, change - half, change + half)]
+    def __init__(self, values: Values, quantity: str) -> None:
+        self.quantity = quantity
+        self.losses = {e: row[quantity] for e, row in values.items() if row.get(quantity)}
+        logs = {(e, s): math.log(x) for e, row in self.losses.items() for s, x in row.items()}
+        parts = sorted({part for key in logs for part in key}, key=str)
+        design = np.array([[float(part in key) for part in parts] for key in logs])
+        self.sd, self.df = math.nan, 0
+        if logs:
+            y = np.array(list(logs.values()))
+            fit, _, rank, _ = np.linalg.lstsq(design, y, rcond=None)
+            self.df = len(y) - int(rank)
+        if self.df:
+            self.sd = math.sqrt(np.square(y - design @ fit).sum() / self.df)
+
+    def contrast(self, check: str, n_checks: int = 1) -> list[float]:
+        """The change of the loss that a check of CONCLUSIONS is about, and the ends of its 95 %
+        interval, in percent; nan where unknown.
+
+        The intervals of ``n_checks`` checks all hold at once (Bonferroni).
+        """
+        from scipy.special import stdtrit  # Student's quantile
+
+        names = re.split(r" → |\) against \(", check.strip("()"))
+        losses = [self.losses.get(name, {}) for name in names]
+        seeds = set.intersection(*map(set, losses))
+        if not seeds:
+            return [math.nan] * 3
+        logs = [fmean(math.log(loss[seed]) for seed in seeds) for loss in losses]
+        change = sum(sign * log for sign, log in zip((-1, 1, 1, -1), logs, strict=False))
+        half = math.nan
+        if self.df >= LEAST_DF:
+            quantile = float(stdtrit(self.df, 1 - 0.025 / n_checks))
+            half = quantile * self.sd * math.sqrt(len(names) / len(seeds))
+        return [100 * math.expm1(x) for x in (change, change - half, change + half)]
+
+
+def compared(results: Results) -> dict[str, Evidence]:
+    """The losses that comparisons rest on, by name: with batch norm as training left it and, if the
+    runs have it, re-estimated."""
+    evidence = {}
+    for prefix, label in (("vl", ""), ("precise", "re-estimated ")):
+        ours = Evidence(results.values, results.judged(prefix))
+        for name in results.values:
+            for word, resource in (("updates", "n_batches"), ("time", "minutes")):
+                random = results.random_within(name, resource)[ours.quantity]
+                ours.losses[f"RAND in {name}'s {word}"] = random
+        if prefix == "vl" or ours.df:
+            evidence[label + ("VLavg" if results.start else "VL3")] = ours
+    return evidence
 
 
 def with_interval(change: float, low: float, high: float, form: str) -> str:
@@ -225,36 +244,38 @@ def verdict(outcomes: Iterable[str]) -> str:
 
 def conclusions(results: Results) -> str:
     """The report on the conclusions, as Markdown."""
-    notes, losses = results.notes, judged(results)
-    values = dict(results.values)
-    for name in results.values:
-        values[f"RAND in {name}'s time"] = results.random_within(name, "minutes")
+    notes, evidence = results.notes, compared(results)
+    theirs = Evidence(THEIRS, results.judged("vl"))
     timed = not math.isnan(results.reduction("SSB-DBS-BR", "minutes")[0])
     time = " The time that it saves is in Table 3." if timed else ""
     what = "VL3, as the paper's Table 4 does"
     if results.start:
         n = len(results.epochs) - stages(results.epochs, results.start)[0]
         what = f"VLavg, the mean over the last {n} validations"
+    ours = next(iter(evidence.values()))
+    spread = "unknown with so few runs"
+    if ours.df >= LEAST_DF:
+        spread = f"chance has {ours.sd:.1%} sd, {ours.df} degrees of freedom"
     lines = [
         "**The paper's conclusions**\n",
         f"Each rests on comparisons of {what}. In parentheses: intervals from differences paired "
-        "by seed, which cover all comparisons of a conclusion at once with 95 %. A comparison holds "
-        "if its whole interval agrees, fails if none of it does, and is open otherwise. A "
-        "conclusion is supported if all its comparisons hold, and contradicted if one fails. "
+        f"by seed ({spread}), which cover all comparisons of a conclusion at once with 95 %. A "
+        "comparison holds if its whole interval agrees, fails if none of it does, and is open "
+        "otherwise. A conclusion is supported if all its comparisons hold, and contradicted if one "
+        "fails. "
         f"Losses {paper.SIMILAR} are called similar.\n",
         *(f"{notes[name]}\n" for name in ("losses", "times") if name in notes),
     ]
-    heads = [text for name in losses for text in (f"{name} %", "")]
+    heads = [text for name in evidence for text in (f"{name} %", "")]
     head = f"   | {' | '.join(['From → to', 'wanted', 'paper %', *heads])} |"
-    rule = "   |---|---|---:|" + "---:|---|" * len(losses)
+    rule = "   |---|---|---:|" + "---:|---|" * len(evidence)
     for number, (claim, wishes) in enumerate(paper.CONCLUSIONS.items(), start=1):
         checks = [(check, wanted) for wanted, some in wishes.items() for check in some]
-        rows, outcomes = [], {name: [] for name in losses}
+        rows, outcomes = [], {name: [] for name in evidence}
         for check, wanted in checks:
-            theirs, _, _ = contrast(THEIRS, results.judged("vl"), check)
-            row = [check, wanted, with_interval(theirs, math.nan, math.nan, "+.1f")]
-            for name, (quantity, _) in losses.items():
-                change = contrast(values, quantity, check, len(checks))
+            row = [check, wanted, with_interval(*theirs.contrast(check), "+.1f")]
+            for name, ours in evidence.items():
+                change = ours.contrast(check, len(checks))
                 outcomes[name].append(judge(*change[1:], wanted))
                 row += [with_interval(*change, "+.1f"), outcomes[name][-1]]
             rows.append(f"   | {' | '.join(row)} |")
@@ -281,7 +302,7 @@ def missing_results(results: Results) -> list[str]:
 
 
 def main() -> None:
-    what = "Fill the paper's Tables 1-4, and judge its five conclusions"
+    what = "Fill the paper's Tables 1-4 and one more, and judge its five conclusions"
     results, output = parse_args(what, "tables")
     parts = (table1, table2, table3, table4, table5, conclusions)
     texts = {part.__name__: part(results) for part in parts}

@@ -15,7 +15,7 @@ def test_tables_are_what_the_records_give(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["tables.py", *map(str, arguments)])
     tables.main()
     assert "Missing" not in capsys.readouterr().out
-    for name in ("table1", "table2", "table3", "table4", "conclusions"):
+    for name in ("table1", "table2", "table3", "table4", "table5", "conclusions"):
         assert (tmp_path / f"{name}.md").read_text(encoding="utf-8") in REPORT, name
 
 
