@@ -129,11 +129,13 @@ def test_no_step_waits_for_a_length_to_come_from_the_device(batch, decoder, monk
 
 
 def test_inference_of_a_batch_is_that_of_each_clip(tiny):
-    model = build(**NO_DROPOUT, max_decoder_steps=20, gate_threshold=0.52).eval()
+    model = build(**NO_DROPOUT, max_decoder_steps=20).eval()
     batch = noise_batch(tiny, [9, 6, 4], [5, 5, 5])
-    with torch.no_grad():  # so that the gates open at different times
-        model.decoder.gate_layer.linear_layer.weight.mul_(4)
+    with torch.no_grad():  # so that one gate opens after another, and the last never
+        model.decoder.gate_layer.linear_layer.weight.mul_(-16)
+        model.decoder.gate_layer.linear_layer.bias.fill_(-5)
     together = model.inference(batch.text, batch.text_lengths)
+    assert together.mel_lengths.tolist() == [2, 3, 20]
     lengths = zip(batch.text_lengths.tolist(), together.mel_lengths.tolist(), strict=True)
     for i, (n_chars, n_frames) in enumerate(lengths):
         alone = model.inference(batch.text[i : i + 1, :n_chars])
