@@ -101,10 +101,12 @@ def test_bf16_rounds_the_products_with_lstm_weights_and_nothing_else(graph, monk
     for name in ("multiplier", "_weight_gradient"):
         monkeypatch.setattr(decoder_scan, name, getattr(spy, name))
     inputs = [x.detach().float().requires_grad_() for x in arguments(40)]
+    results = []
     for dtype in (None, torch.bfloat16):
         spy.reset_mock()
         outputs = decode(inputs, None, 1.0, graph, dtype)
-        sum(output.square().sum() for output in outputs).backward()
+        loss = sum(output.square().sum() for output in outputs)
+        results.append((*outputs, *grad(loss, inputs)))
         factors = [call.args[0] for call in spy.method_calls]  # weights, or gradients of gates
         of_lstms = [factor.dtype for factor in factors if 12 in factor.shape]
         others = [factor.dtype for factor in factors if 12 not in factor.shape]
@@ -112,6 +114,8 @@ def test_bf16_rounds_the_products_with_lstm_weights_and_nothing_else(graph, monk
         assert of_lstms == [dtype or F32] * (6 + 6) and others == [F32] * 6
     for output in outputs:  # states and cells are not rounded
         assert (output.bfloat16() != output).any()
+    for exact, rounded in zip(*results, strict=True):
+        assert 0 < (rounded - exact).norm() / exact.norm() < 0.1
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.999999])
@@ -263,3 +267,13 @@ def test_a_failed_capture_is_reported_once_and_the_scan_takes_over(monkeypatch, 
     assert_equal(build().double(), batch_of(*PADDED, F64), 1e-11, ["graph"])
     (warning,) = capsys.readouterr().out.splitlines()
     assert "(operation not permitted when capturing)" in warning and "decoder=scan" in warning
+
+
+@pytest.mark.parametrize("rows", [3, 10 * decoder_scan.FEW_ROWS])
+@pytest.mark.parametrize("onednn", [False, True])
+def test_prepared_products_are_plain_ones(rows, onednn, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", onednn)
+    x, weight, bias = torch.randn(rows, 5), torch.randn(7, 5), torch.randn(7)
+    multiply = decoder_scan.multiplier(weight, rows)
+    assert_close(multiply(x), x @ weight.t())
+    assert_close(multiply(x, bias), x @ weight.t() + bias)
