@@ -218,15 +218,12 @@ def load_weights(
         ignored |= matches
     theirs = {name: weight for name, weight in theirs.items() if name not in ignored}
     theirs |= {name: weight for name, weight in ours.items() if name in ignored}
-
-    def shape(weights: dict[str, torch.Tensor], name: str) -> tuple[int, ...] | str:
-        return tuple(weights[name].shape) if name in weights else "absent"
-
-    differences = [
-        f"{name} is {shape(theirs, name)} in the checkpoint, {shape(ours, name)} in this model"
-        for name in {**ours, **theirs}
-        if shape(theirs, name) != shape(ours, name)
-    ]
+    shapes = [{k: tuple(v.shape) for k, v in weights.items()} for weights in (theirs, ours)]
+    differences = []
+    for name in {**ours, **theirs}:
+        saved, expected = (of.get(name, "absent") for of in shapes)
+        if saved != expected:
+            differences.append(f"{name} is {saved} in the checkpoint, {expected} in this model")
     if differences:
         more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
         fix = "use the settings it was trained with (hparams.json beside it)"
@@ -331,8 +328,7 @@ def hparams_to_continue(
         return create_hparams(overrides, preset)
     if unknown := _unknown_settings(state):
         print(f"note: {path}: settings that this version does not know: {', '.join(unknown)}")
-    known = {name: value for name, value in state["hparams"].items() if name not in unknown}
-    saved = HParams(**known)
+    saved = HParams(**{k: v for k, v in state["hparams"].items() if k not in unknown})
     hparams = create_hparams(overrides, preset, saved)
     changes = _changes(saved, hparams)
     unnamed = changes.keys() & {*AUDIO, "n_symbols"} - parse_overrides(overrides).keys()
