@@ -12,6 +12,7 @@ import math
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from timeit import repeat, timeit
 
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
-from clips import Clip, load_clips
+from clips import Clip
 from data_utils import MelDataset, collate, training_sampler
 from hparams import HParams, create_hparams
 from layers import MelSpectrogram
@@ -33,16 +34,18 @@ from scripts.lengths import ljspeech_lengths
 from scripts.prepare_ljspeech import read_corpus
 
 
-def noise_lines(folder: Path, n: int) -> list[str]:
-    """Write ``n`` wavs of noise, as long as LJSpeech's clips; returns their filelist."""
-    rng, lines = np.random.default_rng(0), []
-    for i, frames in enumerate(rng.choice(ljspeech_lengths(276), n).tolist()):
-        soundfile.write(folder / f"{i}.wav", rng.uniform(-0.3, 0.3, frames * 276), 22050)
-        lines.append(f"{folder}/{i}.wav|{'noise ' * (frames // 34 + 1)}\n")
-    return lines
+def write_noise(corpus: Path, n_samples: Iterable[int]) -> None:
+    """Write clips of noise, in LJSpeech's layout."""
+    rng, rows = np.random.default_rng(0), []
+    (corpus / "wavs").mkdir()
+    for i, n in enumerate(n_samples):
+        soundfile.write(corpus / f"wavs/{i}.wav", rng.uniform(-0.3, 0.3, n), 22050)
+        rows.append(f"{i}|{'noise ' * (n // 9384 + 1)}\n")
+    (corpus / "metadata.csv").write_text("".join(rows))
 
 
-def bench_mels(clips: list[Clip], hparams: HParams, repeats: int) -> None:
+def bench_mels(clips: list[Clip], hparams: HParams, repeats: int) -> MelDataset:
+    """Time the mels of the clips, their cache, and their collation."""
     threads, spectrogram = torch.get_num_threads(), MelSpectrogram(hparams)
     torch.set_num_threads(1)
     sounds = [torch.from_numpy(soundfile.read(c.path, dtype="float32")[0]) for c in clips[:64]]
@@ -56,20 +59,20 @@ def bench_mels(clips: list[Clip], hparams: HParams, repeats: int) -> None:
     items = [dataset[i] for i in range(hparams.batch_size)]
     took = np.median(repeat(lambda: collate(items), number=1, repeat=10 * repeats))
     print(f"collate: {1e3 * took:.2f} ms for {len(items)} clips")
+    return dataset
 
 
 def walk(loader: DataLoader, speed: float = math.inf) -> tuple[float, float]:
     """Seconds of an epoch of a training of ``speed`` frames/s, and the share that it waits."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    waited, started = 0.0, time.perf_counter()
-    asked = started
+    busy, started = 0.0, time.perf_counter()
     for batch in loader:
-        waited += time.perf_counter() - asked
+        received = time.perf_counter()
         batch.to(device)
         time.sleep(batch.gate.numel() / speed)
-        asked = time.perf_counter()
+        busy += time.perf_counter() - received
     seconds = time.perf_counter() - started
-    return seconds, waited / seconds
+    return seconds, 1 - busy / seconds
 
 
 def main() -> None:
@@ -87,31 +90,27 @@ def main() -> None:
     create_hparams(f"num_workers={min(args.workers)}")  # refuses what cannot be
 
     with tempfile.TemporaryDirectory() as name:
-        if args.corpus:
-            corpus = read_corpus(args.corpus.resolve(), HParams())[: args.clips]
-            lines = [f"{clip.path}|{clip.text}\n" for clip in corpus]
-        else:
-            lines = noise_lines(Path(name), args.clips)
-        Path(name, "list.txt").write_text("".join(lines))
+        if not args.corpus:
+            rng = np.random.default_rng(0)
+            write_noise(Path(name), rng.choice(ljspeech_lengths(hop_length=1), args.clips))
         hparams = create_hparams(f"mel_cache_dir={name}/cache")
-        clips = load_clips(f"{name}/list.txt", hparams)
-        bench_mels(clips, hparams, args.repeats)
-        dataset = MelDataset(clips, open_mels(clips, hparams))
+        clips = read_corpus(args.corpus or Path(name), hparams)[: args.clips]
         n_frames = sum(clip.n_frames for clip in clips)
+        dataset = bench_mels(clips, hparams, args.repeats)
 
         print("\nloading, and the share of an epoch that training waits for it at each speed:\n")
         titles = "".join(f" at {speed:,} frames/s |" for speed in args.frames_per_second)
         print(f"| workers | batches/s | frames/s |{titles}")
         print("|--:|--:|--:|" + "--:|" * len(args.frames_per_second))
         for workers in args.workers:
-            sampler = training_sampler(clips, hparams)
-            with open_loader(dataset, sampler, collate, workers) as loader:
-                took = np.median([walk(loader)[0] for _ in range(args.repeats)])
-                row = f"| {workers} | {len(loader) / took:,.1f} | {n_frames / took:,.0f} |"
-                for speed in args.frames_per_second:
-                    share = np.median([walk(loader, speed)[1] for _ in range(args.repeats)])
-                    row += f" {share:.1%} |"
-            print(row)
+            with open_loader(dataset, training_sampler(clips, hparams), collate, workers) as loader:
+                medians = [
+                    np.median([walk(loader, speed) for _ in range(args.repeats)], axis=0)
+                    for speed in (math.inf, *args.frames_per_second)
+                ]
+            seconds = medians[0][0]
+            row = f"| {workers} | {len(loader) / seconds:,.1f} | {n_frames / seconds:,.0f} |"
+            print(row + "".join(f" {share:.1%} |" for _, share in medians[1:]))
 
 
 if __name__ == "__main__":

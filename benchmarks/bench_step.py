@@ -3,13 +3,9 @@
     python benchmarks/bench_step.py --batch_sizes 16 48 --frames 400
     python benchmarks/bench_step.py --epoch --train_size 10480      # on LJSpeech's lengths
 
-Implementations:
-
-    nvidia     as NVIDIA's code trains: loop, F.dropout, projection and gate at every step
-    reference  decoder=reference
-    scan       decoder=scan
-    graph      decoder=graph, on a GPU only
-    scan+bf16  with precision=bf16 (nvidia: autocast); +tf32 likewise, on a GPU only
+Implementations: nvidia trains as NVIDIA's code does (a loop, with projection and gate at every
+step, and F.dropout); reference, scan and graph (on a GPU) are the decoder setting. Add +bf16 for
+its precision, or +tf32 on a GPU.
 
 Each has its own process, for its own peak memory. They take turns, step by step, so that a busy
 moment of the machine slows them all. Ratios compare with the first. The model is the paper's, with
@@ -17,17 +13,16 @@ dropout. The clips are noise, B of T frames and a character every four; the time
 --epoch, lengths are LJSpeech's, a step includes clipping and Adam, and the times are sums.
 """
 
-import argparse
-import itertools
 import multiprocessing
 import os
 import resource
 import sys
 import time
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 
 import model as model_module
 from batching import plan_batches
@@ -61,13 +57,11 @@ class NvidiaDecoder(Decoder):
 
     def forward(
         self, memory: Tensor, mel: Tensor, padding: Tensor, dtype: torch.dtype | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        outputs = []
+    ) -> tuple[Tensor, ...]:
+        outputs, state = [], self.initial_state(memory)
         with torch.autocast(memory.device.type, dtype, enabled=dtype is not None):
-            frames = self.prenet(F.pad(mel, (1, -1)).permute(2, 0, 1))
             keys = self.attention_layer.memory_layer(memory)
-            state = self.initial_state(memory)
-            for frame in frames:
+            for frame in self.prenet(F.pad(mel, (1, -1)).permute(2, 0, 1)):
                 state = self.step(frame, state, memory, keys, padding)
                 features = torch.cat((state.decoder_hidden, state.context), 1)
                 gate = self.gate_layer(features).squeeze(1)
@@ -84,8 +78,7 @@ def use_nvidias_code() -> None:
 
 
 def settings(implementation: str, overrides: str) -> HParams:
-    decoder, _, precision = implementation.partition("+")
-    decoder = "reference" if decoder == "nvidia" else decoder
+    decoder, _, precision = implementation.replace("nvidia", "reference").partition("+")
     return create_hparams(f"decoder={decoder},precision={precision or 'fp32'},{overrides}")
 
 
@@ -93,10 +86,10 @@ def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int
     """Clips of random ids and mels of the given lengths."""
     generator = torch.Generator().manual_seed(0)
     items = []
-    for i, (T_in, T_out) in enumerate(zip(text_lengths, mel_lengths, strict=True)):
+    for T_in, T_out in zip(text_lengths, mel_lengths, strict=True):
         ids = torch.randint(1, hparams.n_symbols, (T_in,), generator=generator)
         mel = torch.randn(T_out, hparams.n_mel_channels, generator=generator)
-        items.append(Item(i, ids, mel))
+        items.append(Item(len(items), ids, mel))
     return collate(items)
 
 
@@ -117,19 +110,19 @@ class Trainer:
         what the model took before them."""
         batch = noise_batch(self.hparams, *shape).to(self.device)
         self.model.zero_grad()
-        synchronize(self.device)
-        started = time.perf_counter()
+        start = self._now()
         loss = self.loss_function(self.model(batch), batch).objective
-        synchronize(self.device)
-        middle = time.perf_counter()
+        middle = self._now()
         loss.backward()
         if self.optimizer:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.hparams.grad_clip_thresh)
             self.optimizer.step()
+        end = self._now()
+        return middle - start, end - middle, end - start, peak_memory(self.device) - self.memory
+
+    def _now(self) -> float:
         synchronize(self.device)
-        ended = time.perf_counter()
-        peak = peak_memory(self.device) - self.memory
-        return middle - started, ended - middle, ended - started, peak
+        return time.perf_counter()
 
 
 def open_pool(*options: str | bool) -> ProcessPoolExecutor:
@@ -139,10 +132,8 @@ def open_pool(*options: str | bool) -> ProcessPoolExecutor:
 
 def _start(implementation: str, overrides: str, update: bool, onednn: bool = True) -> None:
     global trainer
-    if implementation.startswith("nvidia"):
-        use_nvidias_code()
-    else:
-        use_large_pages()
+    prepare = use_nvidias_code if implementation.startswith("nvidia") else use_large_pages
+    prepare()
     torch.backends.mkldnn.enabled = onednn
     if not torch.cuda.is_available() and sys.platform == "linux":
         # So that this process gets an error, rather than Linux killing some other one.
@@ -168,14 +159,14 @@ def take_step(pool: ProcessPoolExecutor, shape: Shape) -> Step | None:
         return None
 
 
-def bench(walks: dict[str, Walk], args: argparse.Namespace, summarise: Callable) -> None:
+def bench(walks: dict[str, Walk], args: Namespace, summarise: Callable) -> None:
     """Time the batches of all walks in turns, and print a row for each."""
     steps, base = {label: [] for label in walks}, None
     with ExitStack() as stack:
         pools = {}
         for label, (name, shapes, _) in walks.items():
-            options = name, args.hparams, args.epoch, not args.no_onednn
-            pools[label] = stack.enter_context(open_pool(*options))
+            pool = open_pool(name, args.hparams, args.epoch, not args.no_onednn)
+            pools[label] = stack.enter_context(pool)
             take_step(pools[label], shapes[0])  # warms up
         for i in range(max(len(shapes) for _, shapes, _ in walks.values())):
             for label, (_, shapes, _) in walks.items():
@@ -193,20 +184,20 @@ def bench(walks: dict[str, Walk], args: argparse.Namespace, summarise: Callable)
         print(f"| {label} | {times} | {peak:.2f} GiB | {memory} |")
 
 
-def bench_steps(args: argparse.Namespace) -> None:
+def bench_shapes(args: Namespace) -> None:
     print(HEADER)
-    for B, T in itertools.product(args.batch_sizes, args.frames):
+    for B, T in product(args.batch_sizes, args.frames):
         shapes = [([max(T // 4, 1)] * B, [T] * B)] * args.rounds
         walks = {f"{B} x {T} | {name}": (name, shapes, 1) for name in args.implementations}
         bench(walks, args, np.median)
 
 
-def bench_epoch(args: argparse.Namespace) -> None:
-    """The first epoch, by the default settings."""
+def bench_epoch(args: Namespace) -> None:
+    """The first epoch on LJSpeech's lengths, by the default settings and with RAND."""
     frames = ljspeech_lengths(HParams.hop_length)
     characters = read_lengths(LJSPEECH_LENGTHS, "characters")
-    chosen = np.random.default_rng(0).permutation(len(frames))[: args.train_size]
-    frames, characters = frames[chosen], characters[chosen]
+    clips = np.random.default_rng(0).permutation(len(frames))[: args.train_size]
+    frames, characters = frames[clips], characters[clips]
     walks = {}
     for batching, strategy, dynamic in (("RAND", "RAND", False), ("SSB-DBS-BR", "SSB", True)):
         plan = plan_batches(frames, strategy, HParams.batch_size, dynamic, dynamic)
@@ -217,8 +208,8 @@ def bench_epoch(args: argparse.Namespace) -> None:
         n = min(args.batches or len(plan), len(plan))
         ranks = ((np.arange(n) + 0.5) * len(plan) / n).astype(int)
         timed = np.sort(np.argsort(padded, kind="stable")[ranks])
+        share = padded[timed].sum() / padded.sum()
         for name in args.implementations:
-            share = padded[timed].sum() / padded.sum()
             walks[f"{batching} | {name}"] = name, [shapes[i] for i in timed], share
         print(
             f"{batching}: {len(plan):,} batches, {padded.sum():,} padded frames, "
@@ -234,8 +225,7 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     names = ["nvidia", "reference", "scan", *["graph"] * cuda]
     choices = [name + precision for precision in ("", "+tf32", "+bf16") for name in names]
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = ArgumentParser(description=__doc__, formatter_class=layout)
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--batch_sizes", type=positive, nargs="+", default=[16, 32, 64, 98], metavar="B")
     add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
@@ -253,7 +243,7 @@ def main() -> None:
         choose_device(settings(name, args.hparams))  # refuses what cannot run here
     device = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
     print(f"{device}; PyTorch {torch.__version__}; {args.rounds} rounds")
-    benchmark = bench_epoch if args.epoch else bench_steps
+    benchmark = bench_epoch if args.epoch else bench_shapes
     benchmark(args)
 
 

@@ -1,11 +1,11 @@
 """Kill runs at random moments, also during saves, resume them, and check that nothing is lost.
 
     python benchmarks/soak.py              # 100 kills
-    python benchmarks/soak.py --kills 500 --seed 1
+    python benchmarks/soak.py --kills 500
 
-For every strategy a small model is trained twice on synthetic tones: once without a break, and once
-killed (SIGKILL) and resumed again and again. Both must end with the same weights and the same
-optimizer state, bit for bit, and the same metrics, with no line missing or repeated.
+For every strategy a small model is trained twice on noise: once without a break, and once killed
+(SIGKILL) and resumed again and again. Both must end with the same weights and the same optimizer
+state, bit for bit, and the same metrics, with no line missing or repeated.
 """
 
 import os
@@ -19,13 +19,12 @@ from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
 
-import numpy as np
-import soundfile
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import STRATEGIES
+from benchmarks.bench_data import write_noise
 from checkpoint import checkpoints, load_checkpoint, load_newest
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from scripts.runs import read_metrics
@@ -37,21 +36,11 @@ MODEL = (
     "attention_dim=6,attention_location_n_filters=4,attention_location_kernel_size=5,"
     "decoder_rnn_dim=10,postnet_embedding_dim=8,n_mel_channels=10"
 )
-
-
-def make_tones(folder: Path) -> str:
-    """Write 24 tones of 0.1 to 0.5 s, 6 of them for validation; returns the settings."""
-    for i in range(24):
-        t = np.arange(2205 + 367 * (i * 7 % 24)) / 22050
-        soundfile.write(folder / f"{i}.wav", 0.3 * np.sin(2 * np.pi * (200 + 10 * i) * t), 22050)
-        with open(folder / ("train.txt" if i < 18 else "val.txt"), "a") as filelist:
-            filelist.write(f"{i}.wav|{'tone ' * (1 + i % 5)}\n")
-    return (
-        f"{MODEL},data_dir={folder},training_files={folder}/train.txt,"
-        f"validation_files={folder}/val.txt,mel_cache_dir={folder}/cache,batch_size=3,"
-        "bucket_size=6,n_bins=2,epochs_per_validation=3,epochs_per_checkpoint=2,"
-        "checkpoint_minutes=1e-9"  # after every batch, so that many kills hit a save
-    )
+DATA = (
+    "data_dir={0},training_files={0}/train.txt,validation_files={0}/val.txt,"
+    "mel_cache_dir={0}/cache,batch_size=3,bucket_size=6,n_bins=2,epochs_per_validation=3,"
+    "epochs_per_checkpoint=2,checkpoint_minutes=1e-9"  # after every batch: many kills hit a save
+)
 
 
 def start(output: Path, settings: str) -> subprocess.Popen:
@@ -71,24 +60,21 @@ def finished(process: subprocess.Popen, output: Path) -> bool:
     return process.returncode == 0
 
 
-def kill_once(output: Path, settings: str, rng: random.Random) -> str | None:
+def kill_once(output: Path, settings: str) -> str | None:
     """Start the run and kill it; returns the phase it was in, or None if it had finished."""
 
-    def written() -> int:
+    def written() -> float:
         metrics = output / "metrics.jsonl"
         return metrics.stat().st_mtime_ns if metrics.exists() else 0
 
-    target, before = rng.choice(("the start", "training", "a save")), written()
+    target, before = random.choice(("the start", "training", "a save")), written()
     process = start(output, settings)
-    if target == "the start":
-        time.sleep(rng.uniform(0, 5))  # imports take most of it
-    else:
-        while process.poll() is None and written() == before:
-            time.sleep(0.001)
-        time.sleep(rng.uniform(0, 1))
+    while target != "the start" and process.poll() is None and written() == before:
+        time.sleep(0.001)
+    time.sleep(random.uniform(0, 5 if target == "the start" else 1))  # imports take seconds
     while target == "a save" and process.poll() is None and not any(output.glob("*.part")):
         pass  # sleeping would miss the moment
-    time.sleep(rng.uniform(0, 0.002))
+    time.sleep(random.uniform(0, 0.002))
     process.kill()
     if finished(process, output):
         return None
@@ -113,18 +99,22 @@ def assert_same_run(unbroken: Path, other: Path) -> None:
         assert a == b, f"{other}: metrics.jsonl has {a}, the unbroken run {b}"
 
 
-def soak(folder: Path, strategy: str, kills: int, rng: random.Random, epochs: int) -> Counter[str]:
+def soak(folder: Path, strategy: str, kills: int, epochs: int) -> Counter[str]:
     """Kill the training of a strategy ``kills`` times; returns how often in which phase."""
     folder.mkdir()
+    write_noise(folder, range(2205, 11013, 367))  # 0.1 to 0.5 s
+    lines = [f"wavs/{i}.wav|{'noise ' * (1 + i % 5)}\n" for i in range(24)]
+    (folder / "train.txt").write_text("".join(lines[::2] + lines[1::4]))
+    (folder / "val.txt").write_text("".join(lines[3::4]))
     settings = (
-        f"{make_tones(folder)},batching_strategy={strategy},epochs={epochs},"
-        f"dynamic_batch_size={rng.random() < 0.5},num_workers={rng.randrange(2)}"
+        f"{MODEL},{DATA.format(folder)},batching_strategy={strategy},epochs={epochs},"
+        f"dynamic_batch_size={random.random() < 0.5},num_workers={random.randrange(2)}"
     )
     unbroken, broken = folder / "unbroken", folder / "broken"
     finished(start(unbroken, settings), unbroken)
     phases = Counter()
     while phases.total() < kills:
-        phase = kill_once(broken, settings, rng)
+        phase = kill_once(broken, settings)
         if phase is None:  # it had finished: compare it, and break another one
             assert_same_run(unbroken, broken)
             broken = folder / f"broken{phases.total()}"
@@ -142,14 +132,12 @@ def soak(folder: Path, strategy: str, kills: int, rng: random.Random, epochs: in
 def main() -> None:
     parser = ArgumentParser(description="Kill runs at random moments and resume them.")
     parser.add_argument("--kills", type=positive, default=100, help="total (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
-    args = parser.parse_args()
-    rng, phases, started = random.Random(args.seed), Counter(), time.monotonic()
+    kills, phases, started = parser.parse_args().kills, Counter(), time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         for k, strategy in enumerate(STRATEGIES):
-            kills = (args.kills + k) // len(STRATEGIES)
-            if kills:
-                phases += soak(Path(name, strategy), strategy, kills, rng, epochs=120)
+            share = (kills + k) // len(STRATEGIES)
+            if share:
+                phases += soak(Path(name, strategy), strategy, share, epochs=120)
     minutes = (time.monotonic() - started) / 60
     print(f"{phases.total()} kills ({dict(phases)}) in {minutes:.1f} minutes: nothing lost")
 

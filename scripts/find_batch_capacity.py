@@ -24,11 +24,10 @@ def main() -> None:
     add = parser.add_argument
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the run")
     add("--preset", default="paper", help="settings preset (default %(default)s)")
-    add("--memory_gib", type=float, help="memory limit (default: all of a GPU's; on a "
-        "CPU what is free now, whatever a container's limit is)")  # fmt: skip
-    add(
-        "--tolerance", type=float, default=0.03, help="relative error allowed (default %(default)s)"
-    )
+    limit = "GiB to use (default: all of a GPU's, or what is free, whatever a container's limit is)"
+    add("--memory_gib", type=float, help=limit)
+    error = "relative error allowed (default %(default)s)"
+    add("--tolerance", type=float, default=0.03, help=error)
     args = parser.parse_args()
     if args.memory_gib is not None and not 0 < args.memory_gib < 1e6:
         raise UserError(f"--memory_gib {args.memory_gib}: use a number above 0")

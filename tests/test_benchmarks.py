@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from conftest import NO_DROPOUT
 
 import model
 from benchmarks import bench_data, bench_step
@@ -58,16 +59,14 @@ def test_bench_step_times_each_implementation_in_its_process(bench):
 
 def test_a_step_that_fails_or_is_killed_leaves_the_others():
     """In one process, whose memory is limited to what is free."""
-    with open_pool("nvidia", MODEL, False) as pool:
+    with open_pool("nvidia", MODEL, False) as killed, open_pool("nvidia", MODEL, False) as full:
         with pytest.raises(RuntimeError, match="Kernel size"):
-            take_step(pool, ([0], [4]))
-        assert take_step(pool, SHAPE)[0] > 0
-        (process,) = pool._processes
-        os.kill(process, signal.SIGKILL)
-        assert take_step(pool, SHAPE) is None
-    with open_pool("nvidia", MODEL, False) as pool:
-        assert take_step(pool, ([2], [10**10])) is None  # too large
-        assert take_step(pool, SHAPE) is None
+            take_step(killed, ([0], [4]))
+        assert take_step(killed, SHAPE)[0] > 0
+        os.kill(*killed._processes, signal.SIGKILL)
+        assert take_step(killed, SHAPE) is None
+        assert take_step(full, ([2], [10**10])) is None  # too large
+        assert take_step(full, SHAPE) is None
 
 
 def test_bench_step_goes_on_without_what_runs_out_of_memory(bench, in_process):
@@ -79,23 +78,22 @@ def test_bench_step_goes_on_without_what_runs_out_of_memory(bench, in_process):
 
 
 def test_nvidias_loop_computes_the_same_and_drops(monkeypatch):
-    names = ("encoder", "prenet", "attention", "decoder", "postnet")
-    without = ",".join([MODEL, *(f"p_{name}_dropout=0" for name in names)])
-
-    def loss(implementation: str, overrides: str) -> float:
-        trainer = Trainer(implementation, overrides)
+    def loss(implementation: str, **dropout: float) -> float:
+        rates = ",".join(f"{name}={p}" for name, p in {**NO_DROPOUT, **dropout}.items())
+        trainer = Trainer(implementation, f"{MODEL},{rates}")
+        is_nvidias = isinstance(trainer.model.decoder, bench_step.NvidiaDecoder)
+        assert is_nvidias == implementation.startswith("nvidia")
         batch = noise_batch(trainer.hparams, *SHAPE)
         return trainer.loss_function(trainer.model(batch), batch).objective.item()
 
-    reference = loss("reference", without)
+    reference = loss("reference")
     for name in ("Decoder", "dropout", "_drop"):
         monkeypatch.setattr(model, name, getattr(model, name))  # restored after the test
     bench_step.use_nvidias_code()
-    assert loss("nvidia", without) == pytest.approx(reference, rel=1e-5)
-    assert loss("nvidia+bf16", without) == pytest.approx(reference, rel=0.05)
-    for name in ("prenet", "attention", "decoder"):
-        dropped = without.replace(f"p_{name}_dropout=0", f"p_{name}_dropout=0.9")
-        assert loss("nvidia", dropped) != pytest.approx(reference, rel=1e-5)
+    assert loss("nvidia") == pytest.approx(reference, rel=1e-5)
+    assert loss("nvidia+bf16") == pytest.approx(reference, rel=0.05)
+    for part in ("prenet", "attention", "decoder"):
+        assert loss("nvidia", **{f"p_{part}_dropout": 0.9}) != pytest.approx(reference, rel=1e-5)
 
 
 def test_bench_step_walks_an_epoch_of_ljspeech(bench, in_process):

@@ -1,6 +1,5 @@
 """What must be installed, which environment the scripts use."""
 
-import ast
 import importlib.metadata
 import os
 import re
@@ -16,20 +15,14 @@ NEEDED = "espeakng-loader hypothesis pytest pytest-xdist ruff"  # by test.sh
 
 def listed(name: str) -> set[str]:
     """The packages of a requirements file."""
-    lines = (ROOT / name).read_text().splitlines()
-    return {re.split(r"[<>=;\s]", line)[0] for line in lines if line and line[0] not in "#-"}
+    return set(re.findall(r"^[\w-]+", (ROOT / name).read_text(), re.M)) - {"-r"}
 
 
 def imported(*patterns: str) -> set[str]:
     """The packages whose modules the matching files import."""
-    modules = set()
+    modules, packages = set(), importlib.metadata.packages_distributions()
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                modules |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                modules.add(node.module.partition(".")[0])
-    packages = importlib.metadata.packages_distributions()
+        modules |= set(re.findall(r"^ *(?:import|from) (\w+)", path.read_text(), re.M))
     return {package for module in modules for package in packages.get(module, ())}
 
 
@@ -45,23 +38,23 @@ def test_requirements_list_what_is_imported_and_nothing_else():
     assert "torch==2.13.0" in pins and pins[-1] == "-r requirements.txt"
 
 
+PYTHON = f"""#!/usr/bin/env bash
+case "$*" in
+"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+"-m pip "*) echo "$0 $*" >> pip.log ;;
+*) exec {sys.executable} "$@" ;;
+esac
+"""
+
+
 @pytest.fixture
 def project(tmp_path) -> Path:
     """What venv.sh reads, with requirements that this interpreter meets, and ``python``, which is
     this interpreter, but `-m venv` copies itself, and `-m pip` logs its arguments."""
     for name in ("requirements.txt", "requirements-dev.txt"):
-        pins = re.compile(r"(==|>=)[^;\s]+")
-        (tmp_path / name).write_text(pins.sub("", (ROOT / name).read_text()))
-    python = tmp_path / "python"
-    python.write_text(
-        '#!/usr/bin/env bash\n'
-        'case "$*" in\n'
-        '"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;\n'
-        '"-m pip "*) echo "$0 $*" >> pip.log ;;\n'
-        f'*) exec {sys.executable} "$@" ;;\n'
-        "esac\n"
-    )  # fmt: skip
-    python.chmod(0o755)
+        (tmp_path / name).write_text(re.sub(r"(==|>=)[^;\s]+", "", (ROOT / name).read_text()))
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
     return tmp_path
 
 
@@ -69,13 +62,11 @@ def choose(project: Path, ci: str = "", status: int = 0) -> tuple[str, str]:
     """What venv.sh prints, the interpreter that it chooses last, and its errors."""
     script = f'set -- --help; NEEDS="{NEEDED}"; '  # arguments are the caller's own
     script += f'source {ROOT}/scripts/venv.sh; echo "$PYTHON"'
-    result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=project, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHON": str(project / "python"), "CI": ci},
-    )  # fmt: skip
-    assert result.returncode == status, result.stderr
-    return result.stdout, result.stderr
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    environment = {**os.environ, "PYTHON": f"{project}/python", "CI": ci}
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    return done.stdout, done.stderr
 
 
 def add_line(path: Path, line: str) -> None:
@@ -90,15 +81,10 @@ def test_an_environment_that_has_everything_is_kept_except_in_ci(project):
     assert (project / "pip.log").exists()
 
 
-@pytest.mark.parametrize(
-    ("file", "missing"),
-    [
-        *(("requirements.txt", line) for line in ("torch>=99", "numpy<1", "no-such-package")),
-        ("requirements-dev.txt", "ruff==0.1"),  # only tests need it: as pinned
-    ],
-)
-def test_an_environment_that_lacks_something_is_replaced(project, file, missing):
-    add_line(project / file, f"{missing}  # new")
+@pytest.mark.parametrize("missing", ["torch>=99", "numpy<1", "no-such-package", "ruff==0.1"])
+def test_an_environment_that_lacks_something_is_replaced(project, missing):
+    name = "requirements-dev.txt" if "ruff" in missing else "requirements.txt"  # tests pin theirs
+    add_line(project / name, f"{missing}  # new")
     output, errors = choose(project)
     assert "Installing into .venv" in output and output.endswith("\n.venv/bin/python\n")
     assert f"lacks {missing};" in errors
@@ -112,8 +98,15 @@ def test_an_environment_that_lacks_something_is_replaced(project, file, missing)
     assert re.fullmatch(install * 2, log.read_text()), "the requirements have changed"
 
 
-def test_an_interpreter_that_is_too_old_is_named(project):
+UNUSABLE = {  # message, and what the interpreter does
+    " is 3.9.1; set PYTHON to Python 3.10 or newer": "[ $1 = --version ] && echo 3.9.1",
+    " cannot make .venv; install its venv package (Debian: python3-venv)": "[ $1 = -c ]",
+    ": no such program; set PYTHON to Python 3.10 or newer": None,
+}
+
+
+@pytest.mark.parametrize(("message", "code"), UNUSABLE.items())
+def test_an_interpreter_that_cannot_be_used_is_named(project, message, code):
     python = project / "python"
-    python.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1\nexit 1\n')
-    _, errors = choose(project, status=2)
-    assert errors == f"error: {python} is Python 3.9.1; set PYTHON to Python 3.10 or newer\n"
+    python.write_text(f"#!/usr/bin/env bash\n{code}\n") if code else python.unlink()
+    assert choose(project, status=2)[1] == f"error: {python}{message}\n"

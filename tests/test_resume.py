@@ -371,7 +371,7 @@ def test_errors_in_other_threads_than_tensorboards_are_shown(tmp_path, monkeypat
 
 
 def test_killed_at_random_moments_and_resumed_it_is_the_same_run(tmp_path):
-    assert soak.soak(tmp_path / "soak", "SSB", 3, random.Random(), epochs=4).total() == 3
+    assert soak.soak(tmp_path / "soak", "SSB", 3, epochs=4).total() == 3
 
 
 # Full disks
