@@ -74,18 +74,15 @@ def assert_refused(hparams, patterns):
 # Mels
 
 
-def sound(n_samples: int = 15_000) -> np.ndarray:
-    """A hum, loud and low, then noise that fades away: every level and frequency occurs, and
-    nothing above the hum, where rounding errors would show."""
-    time = np.arange(n_samples) / 22050
-    hum = 0.9 * np.sin(2 * np.pi * (100 + 20 * time) * time)
-    noise = np.random.default_rng(0).standard_normal(n_samples) * np.geomspace(0.1, 1e-5, n_samples)
-    return np.concatenate([hum, noise]).astype(np.float32)
-
-
 @pytest.mark.parametrize("preset", ["nvidia", "paper"])
 def test_mels_are_librosas_and_griffin_lim_inverts_them(preset):
-    hparams, samples = create_hparams(preset=preset), sound()
+    """Of a hum, loud and low, then noise that fades away: every level and frequency occurs, and
+    nothing above the hum, where rounding errors would show."""
+    time = np.arange(15_000) / 22050
+    hum = 0.9 * np.sin(2 * np.pi * (100 + 20 * time) * time)
+    noise = np.random.default_rng(0).standard_normal(15_000) * np.geomspace(0.1, 1e-5, 15_000)
+    samples = np.concatenate([hum, noise]).astype(np.float32)
+    hparams = create_hparams(preset=preset)
     spectrogram = MelSpectrogram(hparams)
     ours = spectrogram(torch.from_numpy(samples))
     theirs = librosa.feature.melspectrogram(
@@ -335,6 +332,8 @@ def test_every_sample_format_is_scaled_to_one(corpus, hparams, subtype, bits):
     read = read_samples(clip, hparams)
     assert read.dtype == np.float32 and open_mels([clip], hparams)(clip).shape == (4, 10)
     np.testing.assert_allclose(read, samples, atol=2**-bits + 2**-24)
+    with pytest.raises(UserError, match=r"x\.wav: not as long as its header says; replace it"):
+        read_samples(clip._replace(n_frames=5), hparams)
 
 
 PARTS = ["0.wav", "1.wav", "|", "\n", "\r\n", "\0", "tone", "..", "/", "{", "}"]
