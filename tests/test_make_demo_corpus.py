@@ -60,10 +60,11 @@ def test_layout_is_ljspeechs_and_every_clip_is_speech_of_its_length(corpus):
 def test_bytes_are_the_same_with_any_workers_and_after_an_interruption(corpus, tmp_path, capsys):
     folder = tmp_path / "b"
     program = [sys.executable, demo.__file__, folder, *SHORT.split(), "--workers", "1"]
-    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as first:
+    pipe = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(program, **pipe) as first:
         while not list(folder.glob("wavs/*")) and first.poll() is None:
             time.sleep(0.01)
-        first.send_signal(signal.SIGINT)
+        os.killpg(first.pid, signal.SIGINT)  # to all its processes, as Ctrl-C
         assert first.communicate(timeout=60)[1] == "interrupted\n"
     assert first.returncode == 130 and not (folder / "metadata.csv").exists()
     command = f"{folder} {SHORT}"

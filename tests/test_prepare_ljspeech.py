@@ -194,6 +194,7 @@ def test_all_problems_of_a_corpus_are_in_one_list_and_nothing_is_written():
     Path("c/metadata.csv").write_text("\n".join([good, "", *rows]), errors="surrogateescape")
     soundfile.write("c/wavs/C-0.wav", np.ones((9000, 2)), 22050)
     soundfile.write("c/wavs/C-1.wav", np.zeros(9000), 22050)
+    shutil.copy("c/wavs/C-7.wav", "c/C-7.wav")  # which the ID ../C-7 would find
     for n, (line, start) in enumerate(zip(refusal("--corpus c"), rows.values(), strict=True), 3):
         assert line.startswith(f"c/metadata.csv:{n}: {start}")
     assert os.listdir() == ["c"]
@@ -287,3 +288,9 @@ def test_another_split_does_not_replace_lists(capsys, monkeypatch):
     assert not train.exists()
     call("--corpus c")
     assert train.read_bytes() == before[0][0]
+
+
+def test_samples_are_read_before_lists_are_written():
+    soundfile.write("c/wavs/C-1.wav", np.zeros(9000), 22050)
+    (line,) = refusal("--corpus c")
+    assert "C-1.wav: is silent" in line and os.listdir() == ["c"]
