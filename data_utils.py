@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +18,14 @@ from torch.utils.data import Dataset
 
 from batching import EpochBatchSampler, batch_statistics, plan_batches, solve_randomness
 from cli import UserError
-from clips import Clip, Problem, check_samples, read_clips, refuse, report_unknown_characters
-from files import making
+from clips import (
+    Clip,
+    Problem,
+    check_samples,
+    read_clips,
+    refuse,
+    report_unknown_characters,
+)
 from hparams import HParams
 from layers import length_mask
 from mel_cache import MelCache, Mels
@@ -60,14 +65,11 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
 
     cache = MelCache(hparams)
     train_problems += _too_long(train, hparams)
-    fix = "set mel_cache_dir to another folder"
-    with making(cache.folder, fix) if hparams.cache_mels else nullcontext():
-        for clips, problems in sets:
-            unchecked = cache.missing(clips) if hparams.cache_mels else clips
-            problems += check_samples(unchecked, hparams)
-            problems.sort(key=Problem.line)
-        if unread or hparams.on_bad_clip == "error":
-            refuse([*dict.fromkeys(unread), *train_problems, *val_problems])
+    for clips, problems in sets:
+        problems += check_samples(cache.missing(clips) if hparams.cache_mels else clips, hparams)
+        problems.sort(key=Problem.line)
+    if unread or hparams.on_bad_clip == "error":
+        refuse([*dict.fromkeys(unread), *train_problems, *val_problems])
 
     good = []
     for filelists, (clips, problems) in zip(names, sets, strict=True):
