@@ -242,7 +242,7 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
     # Reflection at both ends needs more than half an FFT.
     least = max(hparams.win_length, hparams.filter_length // 2 + 1)
     if header.samplerate != hparams.sampling_rate:
-        wanted = f"resample it to {hparams.sampling_rate} Hz, or set sampling_rate"
+        wanted = f"resample it to {hparams.sampling_rate} Hz, or change sampling_rate"
         problem = f"sampling rate {header.samplerate} Hz; {wanted}"
     elif header.channels != 1:
         problem = f"{header.channels} channels; mix it down to mono"

@@ -172,7 +172,7 @@ BAD_LINES = {
     "0.wav|caf\udce9": "byte 0xe9 is not UTF-8; save as UTF-8",
     "99.wav|ok": "99.wav: no such file; fix its line, or set data_dir",
     "stereo.wav|ok": "stereo.wav: 2 channels; mix it down to mono",
-    "rate.wav|ok": "rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz, or set ",
+    "rate.wav|ok": "rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz, or change ",
     "short.wav|ok": "short.wav: 1101 samples, too short for a mel; remove * 1102 samples or more",
     "empty.wav|ok": "empty.wav: 0 samples, too short for a mel; remove * 1102 samples or more",
     "noise.wav|ok": "noise.wav: not a readable sound file (*); replace it",
