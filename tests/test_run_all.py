@@ -149,6 +149,33 @@ def test_called_again_it_resumes_a_broken_run_and_goes_on_after_a_failed_one(
     assert validations[0][0]["loss"] == validations[1][0]["loss"] and newest.exists()
 
 
+def test_every_run_starts_from_the_checkpoint_of_its_seed(series, tones, tmp_path):
+    start, output = series[0] / "RAND", tmp_path / "common"
+    options = ["--start", str(start), "--output", str(output), "--only", "RAND SSB-DBS-BR"]
+    options += ["--hparams", "learning_rate=5e-4"]
+    printed = run(*options, "--epochs", "3")
+    before = json.loads((start / "seed0/hparams.json").read_text())
+    for name in ("RAND", "SSB-DBS-BR"):
+        folder = output / name / "seed0"
+        assert f"train.py -o {folder} -c {start}/seed0/checkpoint_00000016.pt --h" in printed
+        assert re.search(rf"^{name}, seed 0 +2/3 ", printed, re.MULTILINE)
+        assert [record["epoch"] for record in records(folder, "epoch")] == [2]
+        after = json.loads((folder / "hparams.json").read_text())
+        assert (experiment_settings(name) | {"learning_rate": 5e-4, "epochs": 3}).items() <= (
+            after.items()
+        )
+        changed = {key for key in before if before[key] != after[key]}
+        lists = {"training_files", "validation_files"}
+        assert changed <= {*BATCHING, *lists, "learning_rate", "epochs"}
+    assert run(*options, "--epochs=3").count(": finished, 3 epochs") == 2
+    for message, more in (
+        ("checkpoint_00000016.pt has 2 already; give more", ["--epochs=2"]),
+        ("has data and settings of its own; leave out --corpus", [f"--corpus={tones}"]),
+        ("seed7/hparams.json: not the settings of a run", ["--seeds=7"]),
+    ):
+        assert message in run(*options, *more, status=2)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_ends_its_training_and_says_how_to_go_on(
     tones, tmp_path, monkeypatch, number
