@@ -397,8 +397,8 @@ def find_start(
     resume: bool,
     warm_start: bool,
 ) -> tuple[Path | None, dict[str, Any], HParams, Progress]:
-    """What train.py's arguments start from: the checkpoint, those parts of its state that the run
-    takes, its settings and its progress. (None, {}) without a checkpoint.
+    """Where a run starts: its checkpoint, the state to restore from it, the settings and the
+    progress. A new run has no checkpoint, None, and no state, {}.
 
     Only the weights are taken in a warm start, or if there is no training state. With NVIDIA's
     training state, the progress has steps but no epochs.

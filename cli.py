@@ -36,8 +36,10 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
         message, status = "error: output pipe closed", 2
     except OSError as error:
-        fix = "free some space" if error.errno in DISK_FULL else "move what is there"
-        if error.errno not in (*DISK_FULL, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EROFS):
+        fixes = dict.fromkeys(DISK_FULL, "free some space")
+        fixes |= dict.fromkeys((errno.EISDIR, errno.ENOTDIR), "move what is there")
+        fixes |= dict.fromkeys((errno.EACCES, errno.EROFS), "allow writing, or use another folder")
+        if not (fix := fixes.get(error.errno)):
             raise
         message, status = f"error: {error.filename or 'output'}: {error.strerror}; {fix}", 2
         message += ", then run again"

@@ -215,9 +215,10 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
         for character in unknown_characters(text, hparams.text_cleaners):
             locations[character].append(location)
     for character, uses in sorted(locations.items()):
+        total = f" (in {len(uses):,} texts)" if len(uses) > 1 else ""
         print(
             f"note: {uses[0]}: {character!r} (U+{ord(character):04X}) has no symbol and is left "
-            f"out (in {len(uses):,} text(s)); change the text, or add it to text/symbols.py"
+            f"out{total}; change the text, or add it to text/symbols.py"
         )
 
 
@@ -249,7 +250,7 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
     elif header.format not in ("WAV", "WAVEX", "FLAC"):  # in others a cut may go unnoticed
         problem = f"is {header.format}; convert it to wav or flac"
     elif promised > present:  # libsndfile reads what is there
-        counts = f"has {present:,} of the {promised:,} bytes of samples that its header names"
+        counts = f"its header says {promised:,} bytes of samples, but it has {present:,}"
         problem = f"cut off: {counts}; copy or convert it again, or remove the line"
     elif header.frames < least:
         fix = f"remove the line, or use a clip of {least} samples or more"

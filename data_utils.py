@@ -165,7 +165,7 @@ def batching_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
     if strategy == "BKT" and hparams.bucket_edges == "size":
         if hparams.bucket_size < hparams.batch_size + hparams.dynamic_batch_size:
             problem = f"no batch has more than {hparams.bucket_size} clips"
-            problem += "; dynamic_batch_size makes none larger" * hparams.dynamic_batch_size
+            problem += ", even with dynamic_batch_size" * hparams.dynamic_batch_size
         elif hparams.bucket_size >= len(sampler.lengths):
             problem = f"all {len(sampler.lengths):,} clips are in one bucket, which is RAND"
     elif strategy == "ATS" and hparams.n_bins >= len(sampler):

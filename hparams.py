@@ -26,7 +26,7 @@ class HParams:
     seed: int = 0  # random seed of weights and dropout; batching adds the epoch to it
     epochs: int = 220  # passes over the training set
     epochs_per_validation: int = 2  # validate every N epochs
-    precise_batch_norm: int = 0  # validate too with batch norm re-estimated over N batches; 0: off
+    precise_batch_norm: int = 0  # also validate with batch norm's statistics of N batches; 0: off
     epochs_per_checkpoint: int = 2  # save a checkpoint every N epochs
     checkpoint_minutes: float = 10.0  # also every N minutes, mid-epoch; 0 turns it off
     keep_checkpoints: int = 2  # how many of the newest checkpoints to keep, besides the best
@@ -34,7 +34,7 @@ class HParams:
     precision: str = "fp32"  # for matrix products: fp32, tf32 (GPU only) or bf16
     deterministic: bool = False  # deterministic GPU algorithms, where torch has them
     check_memory: bool = True  # try the largest batches before training, to see that they fit
-    max_bad_steps: int = 10  # stop after N steps in a row with a loss or gradient not finite
+    max_bad_steps: int = 10  # stop after N steps in a row with a non-finite loss or gradient
 
     # Data
     data_dir: str = ""  # folder that relative paths in filelists start from; "": current folder

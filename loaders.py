@@ -82,7 +82,7 @@ def loaded(
     """The batches of a loader. The time spent waiting for each is in a ``waiting()`` context.
 
     Raises:
-        UserError: of a clip, or a loader process was killed.
+        UserError: a clip cannot be used, or a loader process was killed.
     """
     try:
         batches = iter(loader)  # may fail too if a process has died

@@ -131,7 +131,7 @@ class MelCache:
         line = f"mel cache {self.folder}: {size:,.1f} MB, {own:,.1f} MB of it for this run"
         if unused:
             names = ", ".join(path.name for path in unused)
-            line += f"; {unused_size:,.1f} MB more that only other runs may need: {names}"
+            line += f"; {unused_size:,.1f} MB more that this run does not use: {names}"
         return line
 
 

@@ -593,7 +593,7 @@ def _difference(modules: dict[str, Tensor], fast: dict[str, Tensor] | str) -> st
     if isinstance(fast, str):
         return fast
     if odd := modules.keys() ^ fast.keys():
-        return f"only one has the {min(odd)}"
+        return f"only one of them has the {min(odd)}"
     gradients = [value.norm() for name, value in modules.items() if name.startswith("gradient")]
     for name, value in modules.items():
         # The gradient of a bias before batch norm is nothing but rounding.

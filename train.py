@@ -85,7 +85,7 @@ def parse_args() -> argparse.Namespace:
     add(
         "--warm_start",
         action="store_true",
-        help="take only the settings and weights of -c, but not ignore_layers; start at epoch 0",
+        help="take only the settings and weights of -c, except ignore_layers; start at epoch 0",
     )
     add(
         "--resume",

@@ -83,10 +83,10 @@ def precise_batch_norm(
     stop: StopSignals,
 ) -> Iterator[None]:
     """Within it, batch norm's running means and variances are averages over ``n_batches`` batches
-    of the training ``plan``, drawn at random, all by the weights of now (Wu and Johnson 2021).
+    of the training ``plan``, drawn at random, with the current weights (Wu and Johnson 2021).
 
-    Training's own averages remember the last few batches, and the weights that these met. Training
-    continues as if there had been no such validation.
+    Training's running averages reflect the last few batches, seen with older weights. Training
+    itself is not affected.
     """
     device = next(model.parameters()).device
     buffers = [buffer.clone() for buffer in model.buffers()]

@@ -80,10 +80,18 @@ def main() -> None:
     add = parser.add_argument
     add("--corpus", type=Path, metavar="DIR", help="in LJSpeech's layout (default: noise)")
     add("--clips", type=positive, default=600, metavar="N", help="how many (%(default)s)")
-    add("--workers", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="%(default)s")
-    add("--repeats", type=positive, default=5, metavar="N", help="epochs (%(default)s)")
+    add(
+        "--workers",
+        type=int,
+        nargs="+",
+        default=[0, 1, 2],
+        metavar="N",
+        help="loader processes (%(default)s)",
+    )
+    add("--repeats", type=positive, default=5, metavar="N", help="epochs per row (%(default)s)")
     speeds = [20_000, 50_000, 100_000]
-    add("--frames_per_second", type=positive, nargs="+", default=speeds, metavar="N", help="padded")
+    add("--frames_per_second", type=positive, nargs="+", default=speeds, metavar="N",
+        help="training speeds to simulate, in padded frames (%(default)s)")  # fmt: skip
     args = parser.parse_args()
     if args.clips < HParams.batch_size:
         raise UserError(f"--clips {args.clips}: use {HParams.batch_size} or more, for a batch")

@@ -232,10 +232,15 @@ def main() -> None:
     add("--implementations", nargs="+", choices=choices, default=names, metavar="NAME")
     add("--rounds", type=positive, default=20 if cuda else 3, help="timed steps (%(default)s)")
     add("--no_onednn", action="store_true", help="switch oneDNN off, for all of them")
-    add("--hparams", default="", metavar="NAME=VALUE,...", help="of the model")
+    add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the model")
     add("--epoch", action="store_true", help="time an epoch of LJSpeech")
-    add("--train_size", type=positive, metavar="N", help="of N clips (default: all)")
-    add("--batches", type=positive, metavar="N", help="by N batches of all sizes (default: all)")
+    add("--train_size", type=positive, metavar="N", help="number of clips (default: all)")
+    add(
+        "--batches",
+        type=positive,
+        metavar="N",
+        help="time only N batches, of all sizes (default: all)",
+    )
     args = parser.parse_args()
     if (args.train_size or args.batches) and not args.epoch:
         raise UserError("--train_size and --batches go with --epoch; add it, or leave them out")

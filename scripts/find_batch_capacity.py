@@ -24,7 +24,7 @@ def main() -> None:
     add = parser.add_argument
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the run")
     add("--preset", default="paper", help="settings preset (default %(default)s)")
-    limit = "GiB to use (default: all of a GPU's, or what is free, whatever a container's limit is)"
+    limit = "GiB to use (default: the GPU's, or the free memory; ignores a container's limit)"
     add("--memory_gib", type=float, help=limit)
     error = "relative error allowed (default %(default)s)"
     add("--tolerance", type=float, default=0.03, help=error)
@@ -37,7 +37,7 @@ def main() -> None:
     if not hparams.dynamic_batch_size:
         raise UserError("setting dynamic_batch_size=False: batches have no capacity; leave it out")
     if not torch.cuda.is_available() and sys.platform != "linux":
-        raise UserError("no GPU is here, and memory can be limited on Linux alone; use a GPU")
+        raise UserError("no GPU found, and without one this needs Linux; use a GPU")
     clips, _ = load_data(hparams)
     capacity = memory.find_capacity(clips, hparams, args.memory_gib, args.tolerance)
     if capacity is None:

@@ -31,7 +31,7 @@ PAPER_BATCHES = {name.removesuffix("-BR"): row["n_batches"] for name, row in PAP
 PAPER_BATCHES["RAND-DBS"] = 606
 PAPER_REDUCTION = {"SSB-BR": 29.98, "SB-BR": 36.57, "SSB-DBS-BR": 41.25}  # Table 3, percent
 PAPER_EPOCHS, PAPER_STAGES = 220, (100, 160, 220)  # of VL1, VL2 and VL3
-PARAMETERS = {"SSB": "lrf", "BKT": "bucket_size", "ATS": "n_bins"}  # Table 1: the one selected
+PARAMETERS = {"SSB": "lrf", "BKT": "bucket_size", "ATS": "n_bins"}  # Table 1's selected parameters
 PAPER_PARAMETERS = {"SSB": 0.1, "BKT": 1024, "ATS": 58}
 COMPARISONS = {  # Table 4
     "SB or SSB": ("SB → SSB", "SB-BR → SSB-BR", "SB-DBS → SSB-DBS"),
@@ -46,7 +46,7 @@ CONCLUSIONS = {
     "SSB-BR does as well as BKT-BR and ATS-BR: {}. Figure 2 (plot_batching.py) shows that LRF "
     "tunes the padding more smoothly.": {SIMILAR: ["BKT-BR → SSB-BR", "ATS-BR → SSB-BR"]},
     "SSB-BR, BKT-BR and ATS-BR are behind RAND after the same epochs, but can be ahead of it after "
-    "the same time: {}. RAND in another's time: its loss when the other has ended.": {
+    "the same time: {}. RAND in X's time: RAND's loss when X has finished.": {
         "higher": [f"RAND → {name}" for name in ("SSB-BR", "BKT-BR", "ATS-BR")],
         "lower": [f"RAND in {e}'s time → {e}" for e in ("SSB-BR", "BKT-BR", "ATS-BR")],
     },

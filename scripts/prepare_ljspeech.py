@@ -167,9 +167,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     source("--corpus", type=Path, metavar="DIR", help=own)
     add = parser.add_argument
     add("--name", default="ljspeech", help="for filelists/NAME_*.txt (default: %(default)s)")
-    add("--train_fraction", type=float, default=0.8, help="of all clips (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of the random split (default: %(default)s)")
-    rate = "of all clips (default: %(default)s)"
+    add("--train_fraction", type=float, default=0.8, help="share of clips (default: %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the split (default: %(default)s)")
+    rate = "sampling rate (default: %(default)s)"
     add("--sampling_rate", type=int, default=HParams.sampling_rate, metavar="HZ", help=rate)
     args = parser.parse_args(argv)
     if not re.fullmatch(r"\w[\w.-]*", args.name):

@@ -95,7 +95,7 @@ def parse_args() -> argparse.Namespace:
     add("--only", type=experiments, default=" ".join(EXPERIMENTS), help="(default: %(default)s)")
     add("--limit", type=positive, metavar="N", help="use at most N clips, chosen at random")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change in all runs")
-    add("--preset", choices=PRESETS, help="of settings (default: paper)")
+    add("--preset", choices=PRESETS, help="settings preset (default: paper)")
     # fmt: on
     args = parser.parse_args()
     args.base, overrides = HParams(), parse_overrides(args.hparams)

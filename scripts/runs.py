@@ -102,13 +102,13 @@ class Results(NamedTuple):
         return fmean(values) if values else math.nan, error
 
     def judged(self, prefix: str) -> str:
-        """The quantity that comparisons rest on: VL3, as the paper's, or VLavg after a common start
+        """The loss to compare: VL3, as in the paper, or VLavg for runs from a common checkpoint,
         whose curves are flatter."""
         return f"{prefix}_avg" if self.start else f"{prefix}3"
 
     def random_within(self, experiment: str, resource: str) -> dict[str, dict[int, float]]:
-        """RAND's losses where it has taken as many "minutes" or updates ("n_batches") as another
-        experiment at each validation: quantity: seed: value."""
+        """RAND's losses after as many "minutes" or updates ("n_batches") as another experiment has
+        taken at each validation: quantity: seed: value."""
         values = defaultdict(dict)
         share = self.mean(experiment, resource)[0] / self.mean("RAND", resource)[0]
         points = [self.start + min(share, 1) * (epoch - self.start) for epoch in self.epochs]
@@ -260,8 +260,8 @@ def staged(
     if len(epochs) < LEAST_VALIDATIONS:
         return {}
     losses = [*losses, *[math.nan] * (len(epochs) - len(losses))]
-    at = stages(epochs, start)
-    means = [*(smoothed(losses)[i] for i in at), fmean(losses[at[0] :])]
+    indices = stages(epochs, start)
+    means = [*(smoothed(losses)[i] for i in indices), fmean(losses[indices[0] :])]
     values = zip(("1", "2", "3", "_avg"), means, strict=True)
     return {prefix + name: value for name, value in values if math.isfinite(value)}
 
@@ -304,7 +304,7 @@ def parse_args(description: str, output: str) -> tuple[Results, Path]:
     """The results that the command line names, and the folder to write to, which it makes."""
     parser = ArgumentParser(description=f"{description}, from the records of runs, finished or not")
     parser.add_argument("runs", nargs="+", type=Path, help="outputs of run_all.sh or train.py")
-    timing = "take the times from these runs, if the others shared their machine"
+    timing = "take the times from these runs, for when the others shared their machine"
     parser.add_argument("--timing", type=Path, metavar="RUNS", help=timing)
     where = f"where to write (default: RUNS/{output})"
     parser.add_argument("--output", type=Path, metavar="DIR", help=where)

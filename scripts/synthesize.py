@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     add("-c", "--checkpoint", required=True, type=Path, help="from train.py, or NVIDIA's")
     add("-o", "--output_dir", type=Path, default=Path("runs/speech"), help="(default %(default)s)")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="such as gate_threshold=0.3")
-    add("--seed", type=int, default=0, help="of the prenet's dropout (default %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the prenet's dropout (default %(default)s)")
     args = parser.parse_args(argv)
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -85,17 +85,17 @@ def table2(results: Results) -> str:
         seeds = len(results.values.get(name, {}).get("abl", []))
         rows.append([name, str(seeds), *cells(results, name, TABLE2)])
         beyond.append([name, *cells(results, name, BEYOND)])
-    at = ", ".join(str(epochs[i]) for i in stages(epochs, results.start))
+    stage_epochs = ", ".join(str(epochs[i]) for i in stages(epochs, results.start))
     losses = (
-        f"VL1, VL2, VL3: validation loss after {at} of {epochs[-1]} epochs, each averaged with its "
-        "neighbours; VLavg: mean between the first and the last."
+        f"VL1, VL2, VL3: validation loss after {stage_epochs} of {epochs[-1]} epochs, each "
+        "averaged with its neighbours; VLavg: mean between the first and the last."
     )
     note = (
         f"{notes.get('losses', losses)} {notes.get('times', 'min/epoch: median over epochs.')} "
         "Mean ± standard error over seeds; in parentheses the paper's, after "
         f"{', '.join(map(str, paper.PAPER_STAGES))} of {paper.PAPER_EPOCHS} epochs."
     )
-    memory = "Peak memory: of the GPU, or on a CPU of the process, which varies as the times do."
+    memory = "Peak memory: the GPU's, or without one the process's."
     beyond_note = (
         f"Sum of batch lengths: decoder steps an epoch. {notes.get('memory', memory)} Masked: the "
         "loss over real frames only, which padding does not change."
@@ -139,8 +139,8 @@ def table4(results: Results) -> str:
     reductions = [f"Reduction of {name} %" for name in evidence]
     head = ["", "From", *evidence, "To", *evidence, *reductions, "Paper's %"]
     note = (
-        "In parentheses: beside a loss the paper's, beside a reduction its 95 % interval by "
-        "itself, from differences paired by seed."
+        "In parentheses: the paper's loss, and each reduction's own 95 % interval, from "
+        "differences paired by seed."
     )
     return table(f"Table 4: A/B comparisons of {' and '.join(evidence)}", head, rows, note)
 
@@ -163,8 +163,8 @@ class Evidence:
     """Compares the experiments' losses, seed by seed.
 
     Runs of one seed share their start, or at least their first weights. So the logarithm of a loss
-    is the sum of a part of the experiment, a part of the seed and chance (a randomised block
-    design), and the standard deviation of chance is taken from all runs together.
+    is an effect of the experiment, plus an effect of the seed, plus a residual (a randomised block
+    design). The residuals of all runs together give one standard deviation.
     """
 
     def __init__(self, values: Values, quantity: str) -> None:
@@ -255,11 +255,11 @@ def conclusions(results: Results) -> str:
     ours = next(iter(evidence.values()))
     spread = "unknown with so few runs"
     if ours.df >= LEAST_DF:
-        spread = f"chance has {ours.sd:.1%} sd, {ours.df} degrees of freedom"
+        spread = f"residual sd {ours.sd:.1%}, {ours.df} degrees of freedom"
     lines = [
         "**The paper's conclusions**\n",
-        f"Each rests on comparisons of {what}. In parentheses: intervals from differences paired "
-        f"by seed ({spread}), which cover all comparisons of a conclusion at once with 95 %. A "
+        f"Each rests on comparisons of {what}. In parentheses: 95 % intervals from differences "
+        f"paired by seed ({spread}), which hold jointly for all comparisons of a conclusion. A "
         "comparison holds if its whole interval agrees, fails if none of it does, and is open "
         "otherwise. A conclusion is supported if all its comparisons hold, and contradicted if one "
         "fails. "

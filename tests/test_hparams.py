@@ -95,6 +95,10 @@ def test_any_text_parses_or_is_refused_in_one_line(text):
     [
         ("print('x')", "output pipe closed"),
         ("open('text', 'w')", "text: Is a directory; move what is there, then run again"),
+        (
+            "(_ for _ in ()).throw(OSError(13, 'Permission denied', 'text'))",
+            "text: Permission denied; allow writing, or use another folder, then run again",
+        ),
     ],
 )
 def test_output_that_cannot_be_written_is_reported_in_one_line(action, message):
