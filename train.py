@@ -80,7 +80,8 @@ def parse_args() -> argparse.Namespace:
     )  # fmt: skip
     add(
         "-c", "--checkpoint", "--checkpoint_path", type=Path, metavar="FILE",
-        help="start another run from this checkpoint, with its settings, at the start of its epoch",
+        help="start another run from this checkpoint, with its settings, at the start of the epoch "
+        "that it was saved in",
     )  # fmt: skip
     add(
         "--warm_start",
@@ -91,7 +92,7 @@ def parse_args() -> argparse.Namespace:
         "--resume",
         action="store_true",
         help="continue the run in -o, with its settings, from the batch after its newest "
-        "checkpoint; if there is none, start a run when --hparams or --preset is given",
+        "checkpoint; without one, start a run if --hparams or --preset is given",
     )
     add("--preset", help=f"{' or '.join(PRESETS)} (default paper)")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change")

@@ -146,6 +146,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def load_settings(path: Path) -> dict[str, Any]:
     """The settings in a run's hparams.json."""
     file = path / "hparams.json"
+    if not file.exists():
+        raise UserError(f"{path}: holds no run; name the output of run_all.sh or train.py")
     try:
         settings = by_new_names(json.loads(file.read_text(encoding="utf-8")))
         settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}

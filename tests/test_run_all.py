@@ -171,7 +171,7 @@ def test_every_run_starts_from_the_checkpoint_of_its_seed(series, tones, tmp_pat
     for message, more in (
         ("checkpoint_00000016.pt has 2 already; give more", ["--epochs=2"]),
         ("has data and settings of its own; leave out --corpus", [f"--corpus={tones}"]),
-        ("seed7/hparams.json: not the settings of a run", ["--seeds=7"]),
+        ("RAND/seed7: holds no run; name", ["--seeds=7"]),
     ):
         assert message in run(*options, *more, status=2)
 
