@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,17 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, in_channels, T) -> (B, out_channels, T)
         return self.conv(x)
+
+
+@contextmanager
+def kept_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore a module's buffers, such as batch norm's running statistics, at the end."""
+    before = [buffer.clone() for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(module.buffers(), before, strict=True):
+            buffer.copy_(value)
 
 
 def length_mask(lengths: Tensor, n: int) -> Tensor:

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from clips import Clip
 from data_utils import Batch, Item, MelDataset, batch_capacity, collate, training_sampler
 from device import choose_device, is_out_of_memory, peak_memory, synchronize
 from hparams import HParams
+from layers import kept_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 
@@ -81,8 +82,9 @@ def try_batches(
     Raises:
         UserError: a batch does not fit; the message suggests a setting that does.
     """
-    states, buffers = random_state(), [buffer.clone() for buffer in model.buffers()]
-    try:
+    states = random_state()
+    with kept_buffers(model), ExitStack() as afterwards:
+        afterwards.callback(set_random_state, states)
         for indices in batches:
             items = [dataset[i] for i in indices]
             sizes = range(len(items), 0, -max(len(items) // 8, 1))
@@ -91,10 +93,6 @@ def try_batches(
                 fix = _suggestion(most / len(items), dataset, hparams)
                 raise UserError(f"{too_large(collate(items))}; {fix}")
             stop.check()
-    finally:
-        set_random_state(states)
-        for buffer, old in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(old)
 
 
 def fits(

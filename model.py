@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 import decoder_scan
 from checkpoint import load_checkpoint, load_weights, saved_hparams
 from cli import UserError
-from layers import ConvNorm, LinearNorm, draw_mask, dropout, length_mask
+from layers import ConvNorm, LinearNorm, draw_mask, dropout, kept_buffers, length_mask
 
 
 class Output(NamedTuple):
@@ -475,7 +475,7 @@ class Tacotron2(nn.Module):
         Returns:
             a note for each of the two that differs, or a single one on what the modules raise
         """
-        before = self.training, self.training_dtype, [buffer.clone() for buffer in self.buffers()]
+        before = self.training, self.training_dtype
         self.train()
         self.training_dtype = None
         fast = {part: part.implementation for part in (self.encoder, self.decoder)}
@@ -492,10 +492,8 @@ class Tacotron2(nn.Module):
                     f"{type(part).__name__}: decoder_scan differs from its modules ({problem}); "
                     "training uses the modules, which is slower"
                 )
-        training, self.training_dtype, buffers = before
+        training, self.training_dtype = before
         self.train(training)
-        for buffer, value in zip(self.buffers(), buffers, strict=True):
-            buffer.copy_(value)
         return notes
 
     def _outcome(self, batch: Any) -> dict[str, Tensor] | str:
@@ -503,13 +501,14 @@ class Tacotron2(nn.Module):
         raised."""
         device = batch.mel.device
         try:
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            devices = [device] if device.type == "cuda" else []
+            with torch.random.fork_rng(devices), kept_buffers(self):  # backward reads them too
                 torch.manual_seed(0)
                 output = self(batch)
-            outcome = {name: getattr(output, name) for name in ("mel", "gate", "alignment")}
-            total = sum((x * x.detach().cos()).sum() for x in outcome.values())
-            weights = {name: p for name, p in self.named_parameters() if p.numel() < 100_000}
-            gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
+                outcome = {name: getattr(output, name) for name in ("mel", "gate", "alignment")}
+                total = sum((x * x.detach().cos()).sum() for x in outcome.values())
+                weights = {name: p for name, p in self.named_parameters() if p.numel() < 100_000}
+                gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # a changed module may raise anything

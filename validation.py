@@ -13,6 +13,7 @@ from tqdm import tqdm
 from cli import StopSignals, progress_bar
 from data_utils import VALIDATION_SEED, Batch, MelDataset, collate
 from device import full_precision
+from layers import kept_buffers
 from loaders import loaded
 from logger import Sample
 from loss_function import Tacotron2Loss, alignment_scores
@@ -89,7 +90,6 @@ def precise_batch_norm(
     itself is not affected.
     """
     device = next(model.parameters()).device
-    buffers = [buffer.clone() for buffer in model.buffers()]
     chosen = np.random.default_rng(VALIDATION_SEED).permutation(len(plan))[:n_batches]
 
     def batches() -> Iterator[list[Batch]]:
@@ -97,15 +97,12 @@ def precise_batch_norm(
             stop.check()
             yield [collate([dataset[j] for j in plan[i]]).to(device)]
 
-    try:
-        devices = [device] if device.type == "cuda" else []
+    devices = [device] if device.type == "cuda" else []
+    with kept_buffers(model):
         with torch.random.fork_rng(devices), full_precision():
             torch.manual_seed(VALIDATION_SEED)
             update_bn(batches(), model)
         yield
-    finally:
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
 
 
 def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
