@@ -224,12 +224,19 @@ def with_interval(change: float, low: float, high: float, form: str) -> str:
     return f"{change:{form}} ({low:{form}} to {high:{form}})"
 
 
-def judge(low: float, high: float, wanted: str) -> str:
-    """Whether an interval says that a check "holds" or "fails", or leaves it "open"."""
+def judge(low: float, high: float, wanted: str, theirs: float) -> str:
+    """Whether an interval says that a check "holds" or "fails", or leaves it "open".
+
+    It also fails if there is no difference worth the name where the paper has one.
+    """
     least, most = WANTED[wanted]
     if least < low and high < most:
         return "holds"
-    return "fails" if high < least or low > most else "open"
+    if high < least or low > most:
+        return "fails"
+    least, most = WANTED[paper.SIMILAR]
+    similar = least < low and high < most
+    return "fails" if similar and (theirs < low or theirs > high) else "open"
 
 
 def verdict(outcomes: Iterable[str]) -> str:
@@ -259,11 +266,11 @@ def conclusions(results: Results) -> str:
     lines = [
         "**The paper's conclusions**\n",
         f"Each rests on comparisons of {what}. In parentheses: 95 % intervals from differences "
-        f"paired by seed ({spread}), which hold jointly for all comparisons of a conclusion. A "
-        "comparison holds if its whole interval agrees, fails if none of it does, and is open "
-        "otherwise. A conclusion is supported if all its comparisons hold, and contradicted if one "
-        "fails. "
-        f"Losses {paper.SIMILAR} are called similar.\n",
+        f"paired by seed ({spread}), which hold jointly for all comparisons of a conclusion. "
+        f"Losses {paper.SIMILAR} are called similar. A comparison holds if its whole interval "
+        f"agrees. It fails if none of it does, or if it lies {paper.SIMILAR} without the paper's "
+        "change. Otherwise it is open. A conclusion is supported if all its comparisons hold, and "
+        "contradicted if one fails.\n",
         *(f"{notes[name]}\n" for name in ("losses", "times") if name in notes),
     ]
     heads = [text for name in evidence for text in (f"{name} %", "")]
@@ -273,10 +280,11 @@ def conclusions(results: Results) -> str:
         checks = [(check, wanted) for wanted, some in wishes.items() for check in some]
         rows, outcomes = [], {name: [] for name in evidence}
         for check, wanted in checks:
-            row = [check, wanted, with_interval(*theirs.contrast(check), "+.1f")]
+            their_change = theirs.contrast(check)
+            row = [check, wanted, with_interval(*their_change, "+.1f")]
             for name, ours in evidence.items():
                 change = ours.contrast(check, len(checks))
-                outcomes[name].append(judge(*change[1:], wanted))
+                outcomes[name].append(judge(*change[1:], wanted, their_change[0]))
                 row += [with_interval(*change, "+.1f"), outcomes[name][-1]]
             rows.append(f"   | {' | '.join(row)} |")
         needed = re.findall(r"[A-Z][A-Z-]+", str(checks))

@@ -173,6 +173,25 @@ def test_other_losses_contradict_and_a_large_spread_leaves_open(tmp_path, output
     assert verdicts(output_of(tables, tmp_path / "other")) == [no, yes, no, yes, no]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "wanted", "theirs", "outcome"),
+    [
+        (-3.0, -0.1, "lower", -15.0, "holds"),
+        (-1.0, 1.0, "within ±2%", -15.0, "holds"),
+        (0.1, 3.0, "lower", -15.0, "fails"),
+        (-3.0, -0.1, "higher", 1.0, "fails"),
+        (2.1, 3.0, "within ±2%", 0.0, "fails"),
+        (-1.0, 1.0, "lower", -15.0, "fails"),  # nothing worth the name, where the paper has 15 %
+        (-1.0, 1.0, "lower", -0.9, "open"),  # may be what the paper has
+        (-1.0, 1.0, "lower", math.nan, "open"),
+        (-1.0, 3.0, "lower", -15.0, "open"),
+        (math.nan, math.nan, "within ±2%", -15.0, "open"),
+    ],
+)
+def test_an_interval_decides_where_it_can(low, high, wanted, theirs, outcome):
+    assert tables.judge(low, high, wanted, theirs) == outcome
+
+
 def test_chance_is_what_experiment_and_seed_do_not_explain():
     logs = np.add.outer([0.0, 1.0, 2.0, 4.0], [0.0, 0.5, -0.5])  # by experiment and seed
     chance = 0.1 * np.array([[1, -1, 0], [-1, 1, 0], [0, 0, 0], [0, 0, 0]])
