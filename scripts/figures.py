@@ -1,10 +1,10 @@
-"""Draw the paper's Figure 4 and two figures that it lacks, from what runs of train.py recorded.
+"""Draw the paper's Figure 4 and three figures that it lacks, from what runs of train.py recorded.
 
     python scripts/figures.py runs/table2                      # the output of run_all.sh
 
 figure4.png: validation loss over epochs. loss_over_time.png: the same over training time.
-time_over_steps.png: time saved against RAND, over decoder steps saved. plot_batching.py draws
-Figures 1-3.
+time_over_steps.png: time saved against RAND, over decoder steps saved. comparisons.png: how losses
+differ, with intervals. plot_batching.py draws Figures 1-3.
 """
 
 import math
@@ -18,8 +18,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import UserError, exit_on_user_error
-from scripts.paper import EXPERIMENTS, PAPER
+from scripts.paper import COMPARISONS, EXPERIMENTS, PAPER, SIMILAR
 from scripts.runs import LEAST_VALIDATIONS, Results, parse_args, smoothed
+from scripts.tables import THEIRS, WANTED, Evidence, compared
 
 # A colour of Okabe and Ito's for each strategy; marker and line tell which operations are on.
 COLOURS = {"RAND": "#000000", "SB": "#D55E00", "SSB": "#0072B2", "BKT": "#009E73", "ATS": "#CC79A7"}
@@ -97,22 +98,50 @@ def draw_savings(ax: Any, results: Results) -> None:
     ax.legend(**LEGEND)
 
 
+def draw_comparisons(ax: Any, results: Results) -> None:
+    """How the loss changes from RAND to each experiment, and in the comparisons of Table 4."""
+    pairs = [f"RAND → {name}" for name in EXPERIMENTS[1:]]
+    pairs += [pair for some in COMPARISONS.values() for pair in some]
+    rows, evidence = np.arange(len(pairs)), compared(results)
+    ax.axvspan(*WANTED[SIMILAR], color="#888888", alpha=0.15, lw=0, label=SIMILAR)
+    drawn = False
+    for i, (name, ours) in enumerate(evidence.items()):
+        change, low, high = np.array([ours.contrast(pair) for pair in pairs]).T
+        y = rows + 0.3 * (i - (len(evidence) - 1) / 2)
+        form = {"color": ("#0072B2", "#D55E00")[i], "markersize": 4, "label": name}
+        ax.errorbar(change, y, xerr=[change - low, high - change], fmt="os"[i], lw=1.2, **form)
+        drawn |= not np.isnan(change).all()
+    if not drawn:
+        raise UserError("needs two finished runs of one seed")
+    theirs = Evidence(THEIRS, results.judged("vl"))
+    changes = [theirs.contrast(pair)[0] for pair in pairs]
+    ax.plot(changes, rows, "x", color="#888888", markersize=5, label="the paper's")
+    ax.axvline(0, color="#888888", lw=0.8)
+    ax.axhline(len(EXPERIMENTS) - 1.5, color="#888888", lw=0.8)
+    ax.set(yticks=rows, yticklabels=pairs, xlabel="change of the loss (%), with 95 % intervals")
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.legend(**LEGEND)
+
+
 def main() -> None:
-    what = "Draw validation losses over epochs (the paper's Figure 4) and over time, and the time "
-    results, output = parse_args(what + "saved over the decoder steps saved", "figures")
+    what = "Draw validation losses over epochs (the paper's Figure 4) and over time, how they "
+    what += "differ, and the time saved over the decoder steps saved"
+    results, output = parse_args(what, "figures")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     from scripts.plot_batching import STYLE
 
-    drawings = {"figure4": draw_losses, "time_over_steps": draw_savings}
-    drawings["loss_over_time"] = partial(draw_losses, over_time=True)
+    draw_over_time = partial(draw_losses, over_time=True)
+    timed = {"time_over_steps": draw_savings, "loss_over_time": draw_over_time}
+    drawings = {"figure4": draw_losses, "comparisons": draw_comparisons} | timed
     problems = []
     for name, draw in drawings.items():
         path = output / f"{name}.png"
         path.unlink(missing_ok=True)  # it may show other runs
         try:
-            if "times" in results.notes and name != "figure4":
+            if "times" in results.notes and name in timed:
                 raise UserError(results.notes["times"])
             with rc_context(STYLE | {"axes.grid": True, "grid.alpha": 0.25}):
                 figure = Figure(figsize=(9, 4.8), layout="constrained")

@@ -249,6 +249,24 @@ def verdict(outcomes: Iterable[str]) -> str:
     return f"**{answer}** ({', '.join(words)})"
 
 
+def flatness(results: Results) -> list[str]:
+    """By how much more epochs would lower RAND's loss, if it goes on as from VL1 to VL3."""
+    first, _, last = (results.epochs[i] for i in stages(results.epochs, results.start))
+    ours = (results.mean("RAND", name)[0] for name in ("vl1", "vl3"))
+    theirs = (PAPER["RAND"][name] for name in ("vl1", "vl3"))
+    falls = []
+    for (loss1, loss3), growth in (
+        (ours, last / first),
+        (theirs, paper.PAPER_STAGES[2] / paper.PAPER_STAGES[0]),
+    ):
+        if math.isnan(loss3):
+            return []
+        power = math.log(loss3 / loss1) / math.log(growth)
+        falls.append(f"{100 * (1 - 1.1**power):.1f} %")
+    text = "From VL1 to VL3, 10 % more epochs lower RAND's loss by {} (in the paper by {}).\n"
+    return [text.format(*falls)]
+
+
 def conclusions(results: Results) -> str:
     """The report on the conclusions, as Markdown."""
     notes, evidence = results.notes, compared(results)
@@ -271,6 +289,7 @@ def conclusions(results: Results) -> str:
         f"agrees. It fails if none of it does, or if it lies {paper.SIMILAR} without the paper's "
         "change. Otherwise it is open. A conclusion is supported if all its comparisons hold, and "
         "contradicted if one fails.\n",
+        *flatness(results),
         *(f"{notes[name]}\n" for name in ("losses", "times") if name in notes),
     ]
     heads = [text for name in evidence for text in (f"{name} %", "")]
