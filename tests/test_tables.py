@@ -30,13 +30,14 @@ def write_run(folder, experiment="RAND", seed=0, losses=FIVE, minutes=1.0, start
     how they differ from CPU. ``first``: it starts from a checkpoint after so many epochs, and
     validates with batch norm re-estimated too."""
     frames, first = changed.pop("frames", 540), changed.pop("first", 0)
+    abl = changed.pop("abl", EPOCH["abl"])
     settings = {"seed": seed, "epochs": first + 2 * max(len(losses), 1)}
     settings |= experiment_settings(experiment)
     path = folder / experiment / f"seed{seed}"
     path.mkdir(parents=True)
     (path / "hparams.json").write_text(json.dumps({**settings, **changed}))
     records, started = [], [{"event": "start", **CPU, **start} for start in starts]
-    epoch = {**EPOCH, "minutes": minutes, "frames_per_second": frames / minutes / 60}
+    epoch = {**EPOCH, "abl": abl, "minutes": minutes, "frames_per_second": frames / minutes / 60}
     for i, loss in enumerate(losses):
         last = first + 2 * i + 1
         records += [*started[i : i + 1], {**epoch, "epoch": last - 1}, {**epoch, "epoch": last}]
@@ -235,8 +236,9 @@ def test_after_a_common_start_the_mean_over_the_last_validations_counts(tmp_path
 def test_rand_in_anothers_time_is_its_loss_when_the_other_ends(tmp_path, output_of):
     losses = [10.0, 9.0, 8.0, 7.0, 6.0]  # after 2, 4, ... 10 epochs
     for name, minutes in (("RAND", 4), ("SSB-BR", 3), ("BKT-BR", 5), ("ATS-BR", 4)):
-        write_run(tmp_path, name, 0, losses, minutes)
+        write_run(tmp_path, name, 0, losses, minutes, abl=12.5 * minutes)
     printed = output_of(tables, tmp_path)
+    assert rows_of(printed)["SSB-BR"]["fewer padded frames %"] == "25.00"
     # After 6 and 7.5 epochs, 8 and 7.25; to 7 and 6. In BKT-BR's time, RAND has ended before.
     for name, change in (("SSB-BR", "-14.8"), ("BKT-BR", "+0.0"), ("ATS-BR", "+0.0")):
         assert f"| RAND in {name}'s time → {name} | lower | – | {change} | open |" in printed
