@@ -168,6 +168,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         UserError: the file does not exist, is no checkpoint, is damaged, or holds Python code,
             which is never run.
     """
+    if path.is_dir():
+        raise UserError(f"{path}: a folder; name a checkpoint in it, such as checkpoint_best.pt")
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint; name one that train.py saved")
     try:

@@ -140,6 +140,8 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     ignore_layers = hparams.ignore_layers if args.warm_start else None
     if source:  # refuses another model's weights before any work
         checkpoint.load_weights(Tacotron2(hparams), state, source, ignore_layers)
+    if ignore_layers:
+        print(f"note: --warm_start does not load {', '.join(ignore_layers)} (ignore_layers)")
     device = choose_device(hparams)
     if reason := why_no_gpu():
         print(f"note: no GPU is used: {reason}")

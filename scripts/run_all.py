@@ -92,7 +92,8 @@ def parse_args() -> argparse.Namespace:
     add("--seeds", type=seeds, default="0",
         help='one run per seed, as in "0 1000 2000"; epoch e is planned from seed + e, so keep '
         "seeds further apart than the number of epochs (default: %(default)s)")
-    add("--only", type=experiments, default=" ".join(EXPERIMENTS), help="(default: %(default)s)")
+    add("--only", type=experiments, default=" ".join(EXPERIMENTS),
+        help="experiments to train (default: %(default)s)")
     add("--limit", type=positive, metavar="N", help="use at most N clips, chosen at random")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change in all runs")
     add("--preset", choices=PRESETS, help="settings preset (default: paper)")
@@ -250,8 +251,9 @@ def time_left(jobs: list[Job]) -> str:
         steps += sum(epoch["total_length"] for epoch in epochs)
         epochs_left = job.hparams.epochs - job.first_epoch - len(epochs)
         steps_left += epochs_left * job.batches.total_length
-    hours = minutes / 60 / max(steps, 1) * steps_left
-    return f"about {hours:.1f} hours of training left" if steps else ""
+    minutes *= steps_left / max(steps, 1)
+    left = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{minutes:.0f} minutes"
+    return f"about {left} of training left" if steps else ""
 
 
 def call(program: str, *arguments: object, jobs: list[Job] | None = None) -> int:

@@ -210,11 +210,12 @@ def test_it_continues_with_the_checkpoints_settings(tmp_path, run, first, capsys
     assert (saved["lrf"], saved["p_postnet_dropout"], saved["n_mel_channels"]) == (0.5, 0.3, 10)
 
 
-def test_warm_start_takes_weights_but_not_the_ignored_ones(tmp_path, run, first):
+def test_warm_start_takes_weights_but_not_the_ignored_ones(tmp_path, run, first, capsys):
     options = "-c", first, "--warm_start"
     settings = "seed=1,learning_rate=1e-12,weight_decay=0,"
     ignored = "prenet_dim=9,ignore_layers=[decoder.prenet,decoder.attention_rnn]"
     run("default", settings, *options)
+    assert "note: --warm_start does not load embedding.weight (ign" in capsys.readouterr().out
     run("named", settings + ignored, *options)  # names may be beginnings
     assert column(tmp_path / "default", "epoch", "epoch") == [0]
     assert json.loads((tmp_path / "default" / "hparams.json").read_text())["lrf"] == 0.5
@@ -320,6 +321,7 @@ def test_the_decoder_may_change_when_a_run_is_resumed(tmp_path, settings, run):
         ("validation_files=no.txt", (), "no.txt:1: text '' has nothing to speak"),
         ("epochs=1", ("-c", "no.txt"), "no.txt: not a checkpoint, or damaged"),
         ("epochs=1", ("-c", "none.pt"), "none.pt: no such checkpoint; name one that"),
+        ("epochs=1", ("-c", "."), ".: a folder; name a checkpoint in it, such as checkpoint_best"),
         ("epochs=1", ("--resume", "-c", "no.txt"), "--resume continues from"),
         ("epochs=1", ("--warm_start",), "--warm_start takes the weights of a checkpoint"),
         ("epochs=1", ("-o", "no.txt/run"), "no.txt/run: cannot be written (Not a directory); give"),
