@@ -273,7 +273,8 @@ def read_results(folders: Iterable[Path], timing: Path | None = None) -> Results
     runs = timed = load_comparable(folders)
     if timing:
         timed = load_comparable([timing])
-        if reason := inequality(runs[0], timed[0], {"seed", *CHOICE}):
+        timeless = {"seed", "learning_rate"}  # a step takes as long with any
+        if reason := inequality(runs[0], timed[0], timeless | CHOICE):
             names = f"{runs[0].path} and --timing {timed[0].path}"
             raise UserError(f"{names}: {reason}; time runs of the same settings")
     start, planned = max(r.start for r in runs), max(r.settings["epochs"] for r in runs)

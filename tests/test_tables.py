@@ -129,7 +129,7 @@ def test_times_can_come_from_other_runs_whose_conditions_then_count(tmp_path, ou
     for name, decoder, minutes in (("RAND", "scan", 4.0), ("SB", "reference", 3.0)):
         write_run(a, name, 0, minutes=9.0, starts=[{"decoder": decoder}])
         write_run(a, name, 1, minutes=10.0, starts=[{"decoder": decoder}])
-        write_run(b, name, 7, [2.0], minutes, starts=[{}], epochs=2)
+        write_run(b, name, 7, [2.0], minutes, starts=[{}], epochs=2, learning_rate=1e-4)
     for trained, timed, expected in ((a, b, "2 – 4.000 25.00"), (b, a, "1 1.00 – –")):
         printed = output_of(tables, trained, "--timing", timed)
         rand, sb = (rows_of(printed)[name] for name in ("RAND", "SB"))
