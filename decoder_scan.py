@@ -13,8 +13,7 @@ gradients of the gates, in place. Each large weight gets its gradient from one p
 frames at the end.
 
 The loops are in the four functions that return ``run``, which does a few consecutive steps on
-slices of the full tensors. With ``graph=True`` it works on shared buffers, so that on a GPU a CUDA
-graph, captured once per shape, replaces hundreds of kernel launches.
+slices of the full tensors. decoder_triton has the same four for NVIDIA GPUs.
 
 Products with LSTM weights, and their gradients, use ``dtype``; everything else keeps its input's.
 
@@ -22,20 +21,26 @@ Shapes: T steps (decoder frames or encoder characters), B clips, T_in characters
 E encoder features, A attention features, W characters in a location filter.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-STEPS = 8  # steps per call of run(), and so per CUDA graph
+STEPS = 8  # steps per call of run()
 SEGMENT = 64  # steps whose gates are in memory at a time when there is no backward
 FEW_ROWS = 256  # up to this many, a plain product on a CPU is faster transposed
-B_MULTIPLE, T_IN_MULTIPLE = 8, 32  # shapes are rounded up to these: fewer CUDA graphs
-MAX_GRAPHS = 128  # LJSpeech with dynamic batch sizes needs about 65
+
+
+class Loops(NamedTuple):
+    """What makes the ``run`` of each loop, from the tensors that all its steps use."""
+
+    lstm_forward: Callable[..., Callable[..., None]]
+    lstm_backward: Callable[..., Callable[..., None]]
+    attend_forward: Callable[..., Callable[..., None]]
+    attend_backward: Callable[..., Callable[..., None]]
 
 
 def lstm(
@@ -45,8 +50,8 @@ def lstm(
     bias: Tensor,
     mask: Tensor | None = None,
     scale: float = 1.0,
-    graph: bool = False,
     dtype: torch.dtype | None = None,
+    loops: Loops | None = None,
 ) -> Tensor:
     """An LSTM from a zero state, which carries on its dropped-out output.
 
@@ -54,17 +59,15 @@ def lstm(
         x: (T, B, D)
         weight_ih, weight_hh, bias: (4H, D), (4H, H), (4H,), gates in PyTorch's order
         mask: (T, B, H) booleans, the hidden states to keep, which are multiplied by ``scale``
+        dtype: for products with LSTM weights; None: the input's
+        loops: None: those of this file
 
     Returns:
         (T, B, H)
     """
-    T, B, _ = x.shape
-    if graph:
-        pad = (0, 0, 0, -B % B_MULTIPLE, 0, -T % STEPS)
-        x, mask = F.pad(x, pad), mask if mask is None else F.pad(mask, pad)
     inputs = (x, weight_ih, weight_hh, bias)
-    options = mask, scale, graph, dtype or x.dtype, _needs_grad(inputs)
-    return _LSTM.apply(*inputs, *options)[:T, :B]
+    options = mask, scale, dtype or x.dtype, loops or LOOPS, _needs_grad(inputs)
+    return _LSTM.apply(*inputs, *options)
 
 
 def attend(
@@ -80,8 +83,8 @@ def attend(
     v: Tensor,
     mask: Tensor | None = None,
     scale: float = 1.0,
-    graph: bool = False,
     dtype: torch.dtype | None = None,
+    loops: Loops | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """An LSTM that reads the last context, and attention with its output as the query.
 
@@ -96,24 +99,15 @@ def attend(
         query: (A, H)
         location: (A, 2, W), filters over the last weights and over their sum so far
         v: (A,)
-        mask: (T, B, H) booleans, the hidden states to keep, which are multiplied by ``scale``
+        mask, scale, dtype, loops: as for :func:`lstm`
 
     Returns:
         hidden state and context, concatenated (T, B, H + E); the context alone (T, B, E); the
         attention weights (T, B, T_in)
     """
-    T, B, T_in = x.size(0), x.size(1), memory.size(1)
-    if graph:
-        pad_T, pad_B, pad_T_in = -T % STEPS, -B % B_MULTIPLE, -T_in % T_IN_MULTIPLE
-        x = F.pad(x, (0, 0, 0, pad_B, 0, pad_T))
-        memory, keys = (F.pad(tensor, (0, 0, 0, pad_T_in, 0, pad_B)) for tensor in (memory, keys))
-        # Added clips are not marked as padding: softmax over nothing would be NaN.
-        padding = F.pad(F.pad(padding, (0, pad_T_in), value=True), (0, 0, 0, pad_B), value=False)
-        mask = mask if mask is None else F.pad(mask, (0, 0, 0, pad_B, 0, pad_T))
     inputs = (x, memory, keys, weight_ih, recurrent, bias, query, location, v)
-    options = padding, mask, scale, graph, dtype or x.dtype, _needs_grad(inputs)
-    features, contexts, weights = _Attend.apply(*inputs, *options)
-    return features[:T, :B], contexts[:T, :B], weights[:T, :B, :T_in]
+    options = padding, mask, scale, dtype or x.dtype, loops or LOOPS, _needs_grad(inputs)
+    return _Attend.apply(*inputs, *options)
 
 
 # The LSTM
@@ -122,13 +116,13 @@ def attend(
 class _LSTM(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x, weight_ih, weight_hh, bias, mask, scale, graph, dtype, save
+        ctx: Any, x, weight_ih, weight_hh, bias, mask, scale, dtype, loops, save
     ) -> Tensor:  # fmt: skip
         T, B, H = x.size(0), x.size(1), weight_hh.size(1)
         weight_ih, weight_hh = weight_ih.to(dtype), weight_hh.to(dtype)
         hidden = x.new_empty(T + 1, B, H)  # row t + 1: after step t
         hidden[0] = 0
-        run = _runner(_lstm_forward, (weight_hh,), (B, scale), 3, graph)
+        run = loops.lstm_forward(weight_hh, B, scale)
         for start, gates, cell in _segments(x, weight_ih, bias, H, save):
             for i in range(0, len(gates), STEPS):
                 t = start + i
@@ -140,17 +134,17 @@ class _LSTM(torch.autograd.Function):
                 )
         if save:
             ctx.save_for_backward(x, weight_ih, weight_hh, mask, gates, cell, hidden)
-            ctx.options = scale, graph
+            ctx.options = scale, loops
         return hidden[1:]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_hidden: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_ih, weight_hh, mask, gates, cell, hidden = ctx.saved_tensors
-        (T, B, _), (scale, graph) = x.shape, ctx.options
+        (T, B, _), (scale, loops) = x.shape, ctx.options
         d_gates = gates.clone() if _is_kept() else gates
         d_next, d_cell = torch.zeros_like(gates[0]), torch.zeros_like(cell[0])
-        run = _runner(_lstm_backward, (weight_hh,), (B, scale), 3, graph)
+        run = loops.lstm_backward(weight_hh, B, scale)
         for t in reversed(range(0, T, STEPS)):
             run(
                 d_gates[t : t + STEPS],
@@ -192,7 +186,7 @@ def _lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., Non
     ) -> None:
         """Turns activated gates (n, B, 4H) into their gradients. ``d_next`` (B, 4H) and ``d_cell``
         (B, H) hold the gradients from the steps after these, and then from these."""
-        through, keep = _coefficients(d_gates, cell, mask, scale)
+        through, keep = coefficients(d_gates, cell, mask, scale)
         after = d_next
         for t in reversed(range(len(d_gates))):
             d_hidden = d_output[t] + recur(after)
@@ -210,7 +204,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x, memory, keys, weight_ih, recurrent, bias, query, location, v, padding, mask,
-        scale, graph, dtype, save,
+        scale, dtype, loops, save,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         (T, B, _), T_in, H = x.shape, memory.size(1), query.size(1)
         weight_ih, recurrent = weight_ih.to(dtype), recurrent.to(dtype)
@@ -220,7 +214,7 @@ class _Attend(torch.autograd.Function):
         # Attention weights and their sums so far, with a margin for the filters on both sides.
         past = x.new_zeros(T + 1, B, 2, T_in + 2 * margin)
         constants = (memory, keys, padding, recurrent, query, location, v)
-        run = _runner(_attend_forward, constants, (scale,), 4, graph)
+        run = loops.attend_forward(*constants, scale)
         for start, gates, cell in _segments(x, weight_ih, bias, H, save):
             for i in range(0, len(gates), STEPS):
                 t = start + i
@@ -233,7 +227,7 @@ class _Attend(torch.autograd.Function):
                 )
         if save:
             ctx.save_for_backward(x, weight_ih, *constants, mask, gates, cell, features, past)
-            ctx.options = scale, graph
+            ctx.options = scale, loops
             ctx.set_materialize_grads(False)
         return features[1:], features[1:, :, H:], past[1:, :, 0, margin : margin + T_in]
 
@@ -247,7 +241,7 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         x, weight_ih, *constants, mask, gates, cell, features, past = ctx.saved_tensors
         memory, keys, _, recurrent, query, location, v = constants
-        (T, B, _), (A, H), (scale, graph) = x.shape, query.shape, ctx.options
+        (T, B, _), (A, H), (scale, loops) = x.shape, query.shape, ctx.options
         d_gates = gates.clone() if _is_kept() else gates
         d_query = x.new_empty(T, B, A)
         # Gradients of the next step's gates, of the cell, and of the last weights and their sum.
@@ -256,7 +250,7 @@ class _Attend(torch.autograd.Function):
         sums = d_memory, d_keys, d_location, d_v = [
             torch.zeros_like(tensor) for tensor in (memory, keys, location, v)
         ]
-        run = _runner(_attend_backward, constants, (scale,), 9, graph)
+        run = loops.attend_backward(*constants, scale)
         for t in reversed(range(0, T, STEPS)):
             run(
                 d_gates[t : t + STEPS],
@@ -316,7 +310,7 @@ def _attend_forward(
     return run
 
 
-def _attend_backward(
+def attend_backward(
     memory: Tensor,
     keys: Tensor,
     padding: Tensor,
@@ -325,12 +319,14 @@ def _attend_backward(
     location: Tensor,
     v: Tensor,
     scale: float,
+    make_steps: Callable[..., Callable[..., None]] | None = None,
 ) -> Callable[..., None]:
-    (B, T_in, E), (A, H), margin = memory.shape, query.shape, location.size(2) // 2
+    """``make_steps`` makes what :func:`_attend_backward_steps`, the default, makes."""
+    (B, T_in, _), (A, H), margin = memory.shape, query.shape, location.size(2) // 2
     filters = location.flatten(1)  # (A, 2W)
-    recur, project = multiplier(recurrent.t(), B), multiplier(query.t(), B)
     locate = multiplier(filters, STEPS * B * T_in)
     unlocate = multiplier(filters.t(), STEPS * B * T_in)
+    steps = (make_steps or _attend_backward_steps)(memory, recurrent, query, margin)
 
     def run(
         d_gates: Tensor,
@@ -354,7 +350,7 @@ def _attend_backward(
         (n, B, A). Carries ``d_next`` (B, 4H), ``d_cell`` (B, H) and ``d_past`` (B, 2, T_in) on
         to earlier steps. Adds to the gradients of memory, keys, location and v."""
         n = len(d_gates)
-        through, keep = _coefficients(d_gates, cell, mask, scale)
+        through, keep = coefficients(d_gates, cell, mask, scale)
         # The energies, tanh(...) @ v, again; and their derivatives, without the softmax.
         windows = _windows(past[:n], T_in)  # (n * B * T_in, 2W)
         tanh = locate(windows).view(n, B, T_in, A).add_(keys)
@@ -362,15 +358,51 @@ def _attend_backward(
         slopes = torch.addcmul(v, tanh * v, tanh, value=-1)  # (n, B, T_in, A)
         spread = unlocate(slopes)  # (n, B, T_in, 2W)
         weights = past[1:, :, 0, margin : margin + T_in]  # (n, B, T_in)
-        d_scores = torch.empty_like(weights)
+        d_scores = weights.new_empty(weights.shape)
         # Gradients of hidden state and context, from everything that used them.
         d_all = torch.zeros_like(features) if d_features is None else d_features.clone()
         if d_contexts is not None:
             d_all[..., H:] += d_contexts
+        steps(
+            d_gates, d_query, d_next, d_cell, d_past, d_all, d_scores, d_weights,
+            weights, slopes, spread, through, keep,
+        )  # fmt: skip
+        d_memory.baddbmm_(weights.permute(1, 2, 0), d_all[..., H:].transpose(0, 1))
+        d_v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
+        slopes *= d_scores[..., None]  # now the gradient of tanh's input
+        d_keys += slopes.sum(0)
+        d_location += (slopes.view(-1, A).t() @ windows).view_as(location)
+
+    return run
+
+
+def _attend_backward_steps(
+    memory: Tensor, recurrent: Tensor, query: Tensor, margin: int
+) -> Callable[..., None]:
+    B, H = len(memory), query.size(1)
+    recur, project = multiplier(recurrent.t(), B), multiplier(query.t(), B)
+
+    def steps(
+        d_gates: Tensor,
+        d_query: Tensor,
+        d_next: Tensor,
+        d_cell: Tensor,
+        d_past: Tensor,
+        d_all: Tensor,
+        d_scores: Tensor,
+        d_weights: Tensor | None,
+        weights: Tensor,
+        slopes: Tensor,
+        spread: Tensor,
+        through: Tensor,
+        keep: Tensor,
+    ) -> None:
+        """Turns coefficients (n, B, 4H) into the gates' gradients, completes ``d_all``
+        (n, B, H + E), and writes ``d_query`` (n, B, A) and ``d_scores`` (n, B, T_in)."""
         after = d_next
-        for t in reversed(range(n)):
+        for t in reversed(range(len(d_gates))):
             d_all[t] += recur(after)
-            d_hidden, d_context = d_all[t].split([H, E], 1)
+            d_hidden, d_context = d_all[t, :, :H], d_all[t, :, H:]
             d_weight = torch.bmm(d_context[:, None], memory.transpose(1, 2))[:, 0]
             d_weight += d_past.sum(1)
             if d_weights is not None:
@@ -385,13 +417,8 @@ def _attend_backward(
             after = d_gates[t]
             _cell_backward(after, d_hidden, d_cell, through[t], keep[t])
         d_next.copy_(after)
-        d_memory.baddbmm_(weights.permute(1, 2, 0), d_all[..., H:].transpose(0, 1))
-        d_v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
-        slopes *= d_scores[..., None]  # now the gradient of tanh's input
-        d_keys += slopes.sum(0)
-        d_location += (slopes.view(-1, A).t() @ windows).view_as(location)
 
-    return run
+    return steps
 
 
 # The LSTM cell
@@ -413,7 +440,7 @@ def _cell(
         hidden.mul_(mask).mul_(scale)
 
 
-def _coefficients(
+def coefficients(
     gates: Tensor, cell: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Turns activated gates (n, B, 4H) into coefficients of their gradients, in place.
@@ -577,133 +604,4 @@ def _is_kept() -> bool:
     return is_kept is None or is_kept()
 
 
-# Running the loops
-
-
-def _runner(
-    prepare: Callable[..., Callable[..., None]],
-    constants: Sequence[Tensor],
-    options: tuple,
-    n_written: int,
-    graph: bool,
-) -> Callable[..., None]:
-    """The ``run`` of a loop, ``prepare(*constants, *options)``.
-
-    Args:
-        n_written: ``run`` writes to its first ``n_written`` tensors
-        graph: work on buffers; on a GPU, as a CUDA graph
-    """
-    if not graph or _cannot_capture:
-        return prepare(*constants, *options)
-    ready = None
-
-    def run(*tensors: Tensor | None) -> None:
-        nonlocal ready
-        if ready is None:
-            ready = _graphed(prepare, constants, options, n_written, tensors)
-        ready(*tensors)
-
-    return run
-
-
-_cannot_capture = False  # a capture has failed, so no other is tried
-
-
-def _graphed(
-    prepare: Callable[..., Callable[..., None]],
-    constants: Sequence[Tensor],
-    options: tuple,
-    n_written: int,
-    tensors: Sequence[Tensor | None],
-) -> Callable[..., None]:
-    """A graph for these shapes, with these constants; the plain loop if the capture fails."""
-    global _cannot_capture
-    specs = [
-        tensor if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
-        for tensor in (*constants, *tensors)
-    ]
-    tf32 = torch.backends.cuda.matmul.allow_tf32  # captured products keep it
-    try:
-        graph = _graph(tf32, prepare, options, len(constants), n_written, *specs)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        _cannot_capture = True
-        reason = str(error).partition("\n")[0]
-        print(f"warning: CUDA graph capture failed ({reason}); continuing as decoder=scan")
-        return prepare(*constants, *options)
-    graph.load(constants)
-    return graph
-
-
-class _Graph:
-    """A loop's ``run`` on buffers that all graphs share: copies in, runs, copies out."""
-
-    def __init__(
-        self,
-        tf32: bool,
-        prepare: Callable[..., Callable[..., None]],
-        options: tuple,
-        n_constants: int,
-        n_written: int,
-        *specs: tuple | None,
-    ) -> None:
-        buffers = [spec and _buffer(i, *spec) for i, spec in enumerate(specs)]
-        self.prepare, self.options, self.n_written = prepare, options, n_written
-        self.constants, self.tensors = buffers[:n_constants], buffers[n_constants:]
-        self.graph = self._capture()
-
-    def load(self, constants: Sequence[Tensor]) -> None:
-        for buffer, tensor in zip(self.constants, constants, strict=True):
-            buffer.copy_(tensor)
-        if self.graph is None:
-            self.run = self.prepare(*self.constants, *self.options)
-
-    def __call__(self, *tensors: Tensor | None) -> None:
-        pairs = list(zip(self.tensors, tensors, strict=True))
-        for buffer, tensor in pairs:
-            if tensor is not None:
-                buffer.copy_(tensor)
-        if self.graph is None:
-            self.run(*self.tensors)
-        else:
-            self.graph.replay()
-        for buffer, tensor in pairs[: self.n_written]:
-            tensor.copy_(buffer)
-
-    def _capture(self) -> torch.cuda.CUDAGraph | None:
-        """The CUDA graph; None on a CPU."""
-        if not self.constants[0].is_cuda:
-            return None
-        run = self.prepare(*self.constants, *self.options)
-        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(current):  # restores it if the capture fails
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):  # libraries allocate at their first call
-                run(*self.tensors)
-            current.wait_stream(stream)
-            # The loader's thread may pin memory meanwhile: stricter modes forbid it.
-            with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
-                run(*self.tensors)
-        return graph
-
-
-_graph = lru_cache(maxsize=MAX_GRAPHS)(_Graph)
-_flat: dict[tuple, Tensor] = {}
-
-
-def _buffer(i: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The ``i``-th buffer of a graph. All graphs share its memory, which grows with the largest
-    shape: no two run at the same time, and each copies in what it reads."""
-    flat, n = _flat.get((i, dtype, device)), shape.numel()
-    if flat is None or len(flat) < n:
-        with torch.inference_mode(False):  # else training could not write to it
-            flat = _flat[i, dtype, device] = torch.zeros(n, dtype=dtype, device=device)
-    return flat[:n].view(shape)
-
-
-@lru_cache(maxsize=1)
-def _pool() -> Any:
-    """A memory pool for the temporaries of all graphs, since no two run at the same time."""
-    return torch.cuda.graph_pool_handle()
+LOOPS = Loops(_lstm_forward, _lstm_backward, _attend_forward, attend_backward)

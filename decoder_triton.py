@@ -1,0 +1,610 @@
+"""The recurrences of decoder_scan as fused Triton kernels, for NVIDIA GPUs: ten launches a frame.
+
+decoder_scan computes whatever is one product over many frames, before, between and after its
+loops. Here are the loops alone: four kernels a frame for ``attend``, one for ``lstm``, and as many
+in backward. Sums are in float32, in an order that does not depend on the other clips of the batch.
+
+On a GPU, the kernels of a few frames are captured in a CUDA graph, once per shape, since starting
+each by itself would take longer than it runs.
+
+In a kernel, b is a clip, n a character, u an LSTM unit, and k runs along a sum. Shapes are
+decoder_scan's.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+import decoder_scan
+from decoder_scan import STEPS, Loops
+
+UNITS, COLUMNS, CHARACTERS, DEPTH = 8, 16, 32, 64  # of a program's block; DEPTH: of sums at a time
+MAX_ROWS = 32  # clips of a program's block
+B_MULTIPLE, T_IN_MULTIPLE = 8, 32  # shapes are rounded up to these: fewer CUDA graphs
+MAX_GRAPHS = 128  # LJSpeech with dynamic batch sizes needs about 65
+
+
+def lstm(x: Tensor, *weights: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+    """As :func:`decoder_scan.lstm`."""
+    T, B, _ = x.shape
+    pad = (0, 0, 0, -B % B_MULTIPLE, 0, -T % STEPS)
+    x, mask = F.pad(x, pad), mask if mask is None else F.pad(mask, pad)
+    return decoder_scan.lstm(x, *weights, mask=mask, loops=LOOPS, **options)[:T, :B]
+
+
+def attend(
+    x: Tensor,
+    memory: Tensor,
+    keys: Tensor,
+    padding: Tensor,
+    *weights: Tensor,
+    mask: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As :func:`decoder_scan.attend`."""
+    (T, B, _), T_in = x.shape, memory.size(1)
+    pad_B, pad_T_in = -B % B_MULTIPLE, -T_in % T_IN_MULTIPLE
+    pad = (0, 0, 0, pad_B, 0, -T % STEPS)
+    x, mask = F.pad(x, pad), mask if mask is None else F.pad(mask, pad)
+    memory, keys = (F.pad(tensor, (0, 0, 0, pad_T_in, 0, pad_B)) for tensor in (memory, keys))
+    # Added clips are not marked as padding: softmax over nothing would be NaN.
+    padding = F.pad(F.pad(padding, (0, pad_T_in), value=True), (0, 0, 0, pad_B), value=False)
+    features, contexts, alignment = decoder_scan.attend(
+        x, memory, keys, padding, *weights, mask=mask, loops=LOOPS, **options
+    )
+    return features[:T, :B], contexts[:T, :B], alignment[:T, :B, :T_in]
+
+
+# The loops, as in decoder_scan
+
+
+def lstm_forward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None]:
+    return _captured(_lstm_forward, (_by_unit(weight_hh),), scale, 3)
+
+
+def lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None]:
+    return _captured(_lstm_backward, (weight_hh,), scale, 3)
+
+
+def attend_forward(
+    memory: Tensor, keys: Tensor, padding: Tensor, recurrent: Tensor, *others: Any
+) -> Callable[..., None]:
+    *weights, scale = others
+    constants = memory, keys, padding, _by_unit(recurrent), *weights
+    return _captured(_attend_forward, constants, scale, 4)
+
+
+def attend_backward(*constants: Any) -> Callable[..., None]:
+    *constants, scale = constants
+    return _captured(_attend_backward, constants, scale, 9)
+
+
+def _lstm_forward(weight_hh: Tensor, scale: float) -> Callable[..., None]:
+    """The weight is :func:`_by_unit`."""
+
+    def run(gates: Tensor, cell: Tensor, hidden: Tensor, mask: Tensor | None) -> None:
+        for t in range(len(gates)):
+            _lstm_step(weight_hh, gates, cell, hidden, mask, scale, t)
+
+    return run
+
+
+def _lstm_backward(weight_hh: Tensor, scale: float) -> Callable[..., None]:
+    def run(
+        d_gates: Tensor,
+        d_next: Tensor,
+        d_cell: Tensor,
+        cell: Tensor,
+        mask: Tensor | None,
+        d_output: Tensor,
+    ) -> None:
+        through, keep = decoder_scan.coefficients(d_gates, cell, mask, scale)
+        after = d_next
+        for t in reversed(range(len(d_gates))):
+            _cell_backward(d_gates[t], d_output[t], after, weight_hh, d_cell, through[t], keep[t])
+            after = d_gates[t]
+        d_next.copy_(after)
+
+    return run
+
+
+def _attend_forward(
+    memory: Tensor,
+    keys: Tensor,
+    padding: Tensor,
+    recurrent: Tensor,
+    query: Tensor,
+    location: Tensor,
+    v: Tensor,
+    scale: float,
+) -> Callable[..., None]:
+    """``recurrent`` is :func:`_by_unit`."""
+    (B, T_in, E), (A, H), W = memory.shape, query.shape, location.size(2)
+    queries, scores = memory.new_empty(B, A), memory.new_empty(B, T_in)
+
+    def run(
+        gates: Tensor, cell: Tensor, features: Tensor, past: Tensor, mask: Tensor | None
+    ) -> None:
+        for t in range(len(gates)):
+            _lstm_step(recurrent, gates, cell, features, mask, scale, t)
+            project[_blocks(A, COLUMNS), _blocks(B, _rows(B))](
+                features[t + 1], query, queries, B, A, H, features.stride(1),
+                _rows(B), COLUMNS, DEPTH, _precision(),
+            )  # fmt: skip
+            score[B, _blocks(T_in, CHARACTERS)](
+                past[t], location, keys, queries, v, padding, scores, T_in, A, W,
+                CHARACTERS, _power(2 * W), COLUMNS, _precision(),
+            )  # fmt: skip
+            attention[B, _blocks(E, COLUMNS)](
+                scores, memory, past[t], past[t + 1], features[t + 1], T_in, E, H, W,
+                features.stride(1), _power(T_in), CHARACTERS, COLUMNS,
+            )  # fmt: skip
+
+    return run
+
+
+def _attend_backward_steps(
+    memory: Tensor, recurrent: Tensor, query: Tensor, margin: int
+) -> Callable[..., None]:
+    (B, T_in, E), (A, H), W = memory.shape, query.shape, 2 * margin + 1
+    d_weight = memory.new_empty(B, T_in)
+
+    def steps(
+        d_gates: Tensor,
+        d_query: Tensor,
+        d_next: Tensor,
+        d_cell: Tensor,
+        d_past: Tensor,
+        d_all: Tensor,
+        d_scores: Tensor,
+        d_weights: Tensor | None,
+        weights: Tensor,
+        slopes: Tensor,
+        spread: Tensor,
+        through: Tensor,
+        keep: Tensor,
+    ) -> None:
+        after = d_next
+        for t in reversed(range(len(d_gates))):
+            accumulate[_blocks(H + E, COLUMNS), _blocks(B, _rows(B))](
+                after, recurrent, d_all[t], B, H + E, 4 * H,
+                _rows(B), COLUMNS, DEPTH, _precision(),
+            )  # fmt: skip
+            weight_gradient[B, _blocks(T_in, CHARACTERS)](
+                d_all[t], memory, d_past, None if d_weights is None else d_weights[t], d_weight,
+                T_in, E, H, H + E, d_weights is not None, CHARACTERS, COLUMNS,
+            )  # fmt: skip
+            score_gradient[B, 1 + _blocks(T_in, CHARACTERS)](
+                d_weight, weights[t], slopes[t], spread[t], d_scores[t], d_query[t], d_past,
+                T_in, A, W, weights.stride(1), _power(T_in), CHARACTERS, _power(A), _power(W),
+            )  # fmt: skip
+            _cell_backward(d_gates[t], d_all[t], d_query[t], query, d_cell, through[t], keep[t])
+            after = d_gates[t]
+        d_next.copy_(after)
+
+    return steps
+
+
+_attend_backward = partial(decoder_scan.attend_backward, make_steps=_attend_backward_steps)
+LOOPS = Loops(lstm_forward, lstm_backward, attend_forward, attend_backward)
+
+
+# Launches
+
+
+def _lstm_step(
+    weight: Tensor,
+    gates: Tensor,
+    cell: Tensor,
+    states: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    t: int,
+) -> None:
+    (B, H), rows = cell[t].shape, _rows(cell.size(1))
+    lstm_step[_blocks(H, UNITS), _blocks(B, rows)](
+        gates[t], cell[t], cell[t + 1], states[t], states[t + 1], weight,
+        None if mask is None else mask[t], scale, B, H, weight.size(1), states.stride(1),
+        mask is not None, rows, UNITS, DEPTH, _precision(),
+    )  # fmt: skip
+
+
+def _cell_backward(
+    gates: Tensor,
+    d_output: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    d_cell: Tensor,
+    through: Tensor,
+    keep: Tensor,
+) -> None:
+    (B, H), rows = d_cell.shape, _rows(len(gates))
+    cell_backward[_blocks(H, COLUMNS), _blocks(B, rows)](
+        gates, d_output, x, weight, d_cell, through, keep, B, H, weight.size(0),
+        d_output.stride(0), rows, COLUMNS, DEPTH, _precision(),
+    )  # fmt: skip
+
+
+def _by_unit(weight: Tensor) -> Tensor:
+    """LSTM weights (4H, K) with the four gates of a unit in consecutive rows."""
+    return weight.unflatten(0, (4, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+
+
+def _precision() -> str:
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def _power(n: int) -> int:
+    """The power of two that a block of ``n`` takes."""
+    return max(16, triton.next_power_of_2(n))
+
+
+def _rows(B: int) -> int:
+    return min(_power(B), MAX_ROWS)
+
+
+_blocks = triton.cdiv
+
+
+# CUDA graphs
+
+
+def _captured(
+    prepare: Callable[..., Callable[..., None]],
+    constants: Sequence[Tensor],
+    scale: float,
+    n_written: int,
+) -> Callable[..., None]:
+    """The ``run`` that ``prepare(*constants, scale)`` makes, as a CUDA graph on a GPU. It writes to
+    its first ``n_written`` tensors."""
+    ready = None
+
+    def run(*tensors: Tensor | None) -> None:
+        nonlocal ready
+        if ready is None:
+            ready = _find_graph(prepare, constants, scale, n_written, tensors)
+        ready(*tensors)
+
+    return run
+
+
+_cannot_capture = False  # a capture has failed, so no other is tried
+
+
+def _find_graph(
+    prepare: Callable[..., Callable[..., None]],
+    constants: Sequence[Tensor],
+    scale: float,
+    n_written: int,
+    tensors: Sequence[Tensor | None],
+) -> Callable[..., None]:
+    """A graph for these shapes, with these constants; the plain ``run`` if the capture fails."""
+    global _cannot_capture
+    specs = [
+        tensor if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+        for tensor in (*constants, *tensors)
+    ]
+    try:
+        if not _cannot_capture:
+            graph = _graph(_precision(), prepare, scale, len(constants), n_written, *specs)
+            graph.load(constants)
+            return graph
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        _cannot_capture = True
+        reason = str(error).partition("\n")[0]
+        print(f"warning: CUDA graph capture failed ({reason}); continuing without graphs, slower")
+    run = prepare(*constants, scale)
+    return lambda *tensors: run(*(x if x is None else x.contiguous() for x in tensors))
+
+
+class _Graph:
+    """A loop's ``run`` on buffers that all graphs share: copies in, runs, copies out."""
+
+    def __init__(
+        self,
+        precision: str,  # which captured products keep
+        prepare: Callable[..., Callable[..., None]],
+        scale: float,
+        n_constants: int,
+        n_written: int,
+        *specs: tuple | None,
+    ) -> None:
+        buffers = [spec and _buffer(i, *spec) for i, spec in enumerate(specs)]
+        self.constants, self.tensors = buffers[:n_constants], buffers[n_constants:]
+        self.n_written = n_written
+        self.run = prepare(*self.constants, scale)  # it may own buffers, too
+        self.graph = self._capture() if self.constants[0].is_cuda else None
+
+    def load(self, constants: Sequence[Tensor]) -> None:
+        for buffer, tensor in zip(self.constants, constants, strict=True):
+            buffer.copy_(tensor)
+
+    def __call__(self, *tensors: Tensor | None) -> None:
+        pairs = list(zip(self.tensors, tensors, strict=True))
+        for buffer, tensor in pairs:
+            if tensor is not None:
+                buffer.copy_(tensor)
+        if self.graph is None:
+            self.run(*self.tensors)
+        else:
+            self.graph.replay()
+        for buffer, tensor in pairs[: self.n_written]:
+            tensor.copy_(buffer)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(current):  # restores it if the capture fails
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):  # kernels compile, and libraries allocate
+                self.run(*self.tensors)
+            current.wait_stream(stream)
+            # The loader's thread may pin memory meanwhile: stricter modes forbid it.
+            with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
+                self.run(*self.tensors)
+        return graph
+
+
+_graph = lru_cache(maxsize=MAX_GRAPHS)(_Graph)
+_flat: dict[tuple, Tensor] = {}
+
+
+def _buffer(i: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The ``i``-th buffer of a graph. All graphs share its memory, which grows with the largest
+    shape: no two run at the same time, and each copies in what it reads."""
+    flat, n = _flat.get((i, dtype, device)), shape.numel()
+    if flat is None or len(flat) < n:
+        with torch.inference_mode(False):  # else training could not write to it
+            flat = _flat[i, dtype, device] = torch.zeros(n, dtype=dtype, device=device)
+    return flat[:n].view(shape)
+
+
+@lru_cache(maxsize=1)
+def _pool() -> Any:
+    """A memory pool for the temporaries of all graphs, since no two run at the same time."""
+    return torch.cuda.graph_pool_handle()
+
+
+# Kernels
+
+
+@triton.jit
+def sigmoid(x):
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def tanh(x):
+    return 2 * sigmoid(2 * x) - 1
+
+
+@triton.jit
+def lstm_step(
+    gates, cell, cell_out, state, state_out, weight, mask, scale, B, H, K, stride,
+    HAS_MASK: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Activates gates (B, 4H), to which it adds state (B, K) @ weight (4H, K).T; writes the next
+    cell and hidden state (B, H). The weight has the four gates of a unit in consecutive rows."""
+    b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) * 4 * UNITS + tl.arange(0, 4 * UNITS)[None, :]
+    sums = tl.zeros((ROWS, 4 * UNITS), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        x = tl.load(state + b * stride + k[None, :], (b < B) & (k[None, :] < K), 0.0)
+        w = tl.load(weight + column * K + k[:, None], (column < 4 * H) & (k[:, None] < K), 0.0)
+        sums = tl.dot(x.to(w.dtype), w, sums, input_precision=PRECISION)
+    even, odd = tl.split(tl.reshape(sums, (ROWS, UNITS, 2, 2)))
+    i, g = tl.split(even)
+    f, o = tl.split(odd)
+    u = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
+    here, gate = (b < B) & (u < H), gates + b * (4 * H) + u
+    i = sigmoid(i + tl.load(gate, here, 0.0))
+    f = sigmoid(f + tl.load(gate + H, here, 0.0))
+    g = tanh(g + tl.load(gate + 2 * H, here, 0.0))
+    o = sigmoid(o + tl.load(gate + 3 * H, here, 0.0))
+    place = b * H + u
+    c = f * tl.load(cell + place, here, 0.0) + i * g
+    h = o * tanh(c)
+    if HAS_MASK:
+        h = tl.where(tl.load(mask + place, here, 0), h * scale, 0.0)
+    tl.store(gate, i, here)
+    tl.store(gate + H, f, here)
+    tl.store(gate + 2 * H, g, here)
+    tl.store(gate + 3 * H, o, here)
+    tl.store(cell_out + place, c, here)
+    tl.store(state_out + b * stride + u, h, here)
+
+
+@triton.jit
+def cell_backward(
+    gates, d_output, x, weight, d_cell, through, keep, B, H, K, stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Turns the coefficients in gates (B, 4H) into gradients. The hidden state's is d_output
+    (B, H) + x (B, K) @ weight (K, H). d_cell (B, H) moves to the step before."""
+    u = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    here, place = (b < B) & (u < H), b * H + u
+    d_hidden = tl.load(d_output + b * stride + u, here, 0.0)
+    d_hidden = product(x, weight, d_hidden, b, u, B, H, K, BLOCK_K, PRECISION)
+    d_c = tl.load(d_cell + place, here, 0.0) + d_hidden * tl.load(through + place, here, 0.0)
+    gate = gates + b * (4 * H) + u
+    for i in tl.static_range(3):
+        tl.store(gate + i * H, tl.load(gate + i * H, here, 0.0) * d_c, here)
+    tl.store(gate + 3 * H, tl.load(gate + 3 * H, here, 0.0) * d_hidden, here)
+    tl.store(d_cell + place, d_c * tl.load(keep + place, here, 0.0), here)
+
+
+@triton.jit
+def product(x, weight, sums, b, column, B, N, K, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
+    """sums + x (B, K) @ weight (K, N), for rows ``b`` and ``column``."""
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        rows = tl.load(x + b * K + k[None, :], (b < B) & (k[None, :] < K), 0.0)
+        w = tl.load(weight + k[:, None] * N + column, (k[:, None] < K) & (column < N), 0.0)
+        sums = tl.dot(rows.to(w.dtype), w, sums, input_precision=PRECISION)
+    return sums
+
+
+@triton.jit
+def accumulate(
+    x, weight, out, B, N, K,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds x (B, K) @ weight (K, N) to out (B, N)."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    here, place = (b < B) & (column < N), b * N + column
+    sums = tl.load(out + place, here, 0.0)
+    sums = product(x, weight, sums, b, column, B, N, K, BLOCK_K, PRECISION)
+    tl.store(out + place, sums, here)
+
+
+@triton.jit
+def project(
+    x, weight, out, B, N, K, stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out (B, N) = x (B, K) @ weight (N, K).T, with rows of x ``stride`` apart."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        rows = tl.load(x + b * stride + k[None, :], (b < B) & (k[None, :] < K), 0.0)
+        w = tl.load(weight + column * K + k[:, None], (k[:, None] < K) & (column < N), 0.0)
+        sums = tl.dot(rows, w, sums, input_precision=PRECISION)
+    tl.store(out + b * N + column, sums, (b < B) & (column < N))
+
+
+@triton.jit
+def score(
+    past, location, keys, queries, v, padding, scores, T_in, A, W,
+    CHARACTERS: tl.constexpr, WINDOW: tl.constexpr, FEATURES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores (B, T_in) of a clip's characters, -inf for padding."""
+    b = tl.program_id(0)
+    n = tl.program_id(1) * CHARACTERS + tl.arange(0, CHARACTERS)
+    j = tl.arange(0, WINDOW)  # of 2W: over the weights, then over their sum
+    length, real, used = T_in + W - 1, n < T_in, j < 2 * W
+    place = past + b * 2 * length + (j // W) * length + j % W
+    windows = tl.load(place[None, :] + n[:, None], real[:, None] & used[None, :], 0.0)
+    result = tl.zeros((CHARACTERS,), tl.float32)
+    for start in range(0, A, FEATURES):
+        a = start + tl.arange(0, FEATURES)
+        energies = tl.load(
+            keys + (b * T_in + n[:, None]) * A + a[None, :], real[:, None] & (a[None, :] < A), 0.0
+        )
+        energies += tl.load(queries + b * A + a, a < A, 0.0)[None, :]
+        filters = tl.load(
+            location + a[None, :] * (2 * W) + j[:, None], (a[None, :] < A) & used[:, None], 0.0
+        )
+        energies = tl.dot(windows, filters, energies, input_precision=PRECISION)
+        result += tl.sum(tanh(energies) * tl.load(v + a, a < A, 0.0)[None, :], 1)
+    padded = tl.load(padding + b * T_in + n, real, 0)
+    tl.store(scores + b * T_in + n, tl.where(padded, -float("inf"), result), real)
+
+
+@triton.jit
+def attention(
+    scores, memory, past, past_out, state_out, T_in, E, H, W, stride,
+    TEXT: tl.constexpr, CHARACTERS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Softmax of a clip's scores; a block of its context; the weights and their new sum."""
+    b, block = tl.program_id(0), tl.program_id(1)
+    n = tl.arange(0, TEXT)
+    values = tl.load(scores + b * T_in + n, n < T_in, -float("inf"))
+    most = tl.max(values, 0)
+    exps = tl.exp(values - most)
+    total = tl.sum(exps, 0)
+    if block == 0:
+        length = T_in + W - 1
+        place = b * 2 * length + W // 2 + n
+        weights, real = exps / total, n < T_in
+        before = tl.load(past + place + length, real, 0.0)
+        tl.store(past_out + place, weights, real)
+        tl.store(past_out + place + length, before + weights, real)
+    e = block * COLUMNS + tl.arange(0, COLUMNS)
+    context = tl.zeros((COLUMNS,), tl.float32)
+    for start in range(0, T_in, CHARACTERS):
+        m = start + tl.arange(0, CHARACTERS)
+        value = tl.load(scores + b * T_in + m, m < T_in, -float("inf"))
+        rows = tl.load(
+            memory + (b * T_in + m[:, None]) * E + e[None, :],
+            (m[:, None] < T_in) & (e[None, :] < E), 0.0,
+        )  # fmt: skip
+        context += tl.sum((tl.exp(value - most) / total)[:, None] * rows, 0)
+    tl.store(state_out + b * stride + H + e, context, e < E)
+
+
+@triton.jit
+def weight_gradient(
+    d_all, memory, d_past, d_weights, d_weight, T_in, E, H, stride,
+    HAS_WEIGHTS: tl.constexpr, CHARACTERS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a clip's attention weights, from the context, later steps and the output."""
+    b = tl.program_id(0)
+    n = tl.program_id(1) * CHARACTERS + tl.arange(0, CHARACTERS)
+    real = n < T_in
+    d = tl.load(d_past + b * 2 * T_in + n, real, 0.0)
+    d += tl.load(d_past + (b * 2 + 1) * T_in + n, real, 0.0)
+    if HAS_WEIGHTS:
+        d += tl.load(d_weights + b * T_in + n, real, 0.0)
+    for start in range(0, E, COLUMNS):
+        e = start + tl.arange(0, COLUMNS)
+        context = tl.load(d_all + b * stride + H + e, e < E, 0.0)
+        rows = tl.load(
+            memory + (b * T_in + n[:, None]) * E + e[None, :],
+            real[:, None] & (e[None, :] < E), 0.0,
+        )  # fmt: skip
+        d += tl.sum(rows * context[None, :], 1)
+    tl.store(d_weight + b * T_in + n, d, real)
+
+
+@triton.jit
+def score_gradient(
+    d_weight, weights, slopes, spread, d_scores, d_query, d_past, T_in, A, W, stride,
+    TEXT: tl.constexpr, CHARACTERS: tl.constexpr, FEATURES: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Softmax backward for a clip. The first program writes the gradients of scores and query, the
+    others each a block of those of the last weights and of their sum."""
+    b, block = tl.program_id(0), tl.program_id(1) - 1
+    w, d = weights + b * stride, d_weight + b * T_in
+    n = tl.arange(0, TEXT)
+    total = tl.sum(tl.load(d + n, n < T_in, 0.0) * tl.load(w + n, n < T_in, 0.0), 0)
+    if block < 0:
+        a = tl.arange(0, FEATURES)
+        sums = tl.zeros((FEATURES,), tl.float32)
+        for start in range(0, T_in, CHARACTERS):
+            m = start + tl.arange(0, CHARACTERS)
+            real = m < T_in
+            d_score = (tl.load(d + m, real, 0.0) - total) * tl.load(w + m, real, 0.0)
+            tl.store(d_scores + b * T_in + m, d_score, real)
+            rows = tl.load(
+                slopes + (b * T_in + m[:, None]) * A + a[None, :],
+                real[:, None] & (a[None, :] < A), 0.0,
+            )  # fmt: skip
+            sums += tl.sum(d_score[:, None] * rows, 0)
+        tl.store(d_query + b * A + a, sums, a < A)
+    else:
+        m = block * CHARACTERS + tl.arange(0, CHARACTERS)
+        j = tl.arange(0, WINDOW)
+        # Window n saw character m at position j if n + j = m + W // 2.
+        seen = m[:, None] + W // 2 - j[None, :]
+        real = (seen >= 0) & (seen < T_in) & (j[None, :] < W)
+        d_score = (tl.load(d + seen, real, 0.0) - total) * tl.load(w + seen, real, 0.0)
+        place = spread + (b * T_in + seen) * (2 * W) + j[None, :]
+        of_weights = tl.sum(d_score * tl.load(place, real, 0.0), 1)
+        of_sums = tl.sum(d_score * tl.load(place + W, real, 0.0), 1)
+        out = d_past + b * 2 * T_in + m
+        tl.store(out, of_weights, m < T_in)
+        tl.store(out + T_in, tl.load(out + T_in, m < T_in, 0.0) + of_sums, m < T_in)
