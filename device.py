@@ -35,7 +35,7 @@ def choose_device(hparams: HParams) -> torch.device:
         if "PYTORCH_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         return torch.device("cuda")
-    for name, value, instead in (("decoder", "graph", "scan"), ("precision", "tf32", "fp32")):
+    for name, value, instead in (("decoder", "triton", "scan"), ("precision", "tf32", "fp32")):
         if getattr(hparams, name) == value:
             raise UserError(
                 f"setting {name}={value}: needs an NVIDIA GPU, but there is none; use {instead}"

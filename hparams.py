@@ -30,7 +30,7 @@ class HParams:
     epochs_per_checkpoint: int = 2  # save a checkpoint every N epochs
     checkpoint_minutes: float = 10.0  # also every N minutes, mid-epoch; 0 turns it off
     keep_checkpoints: int = 2  # how many of the newest checkpoints to keep, besides the best
-    decoder: str = "scan"  # for training: scan (fast), graph (CUDA graphs) or reference (slow loop)
+    decoder: str = "auto"  # for training: triton (GPU), scan, reference (slow); auto: the fastest
     precision: str = "fp32"  # for matrix products: fp32, tf32 (GPU only) or bf16
     deterministic: bool = False  # deterministic GPU algorithms, where torch has them
     check_memory: bool = True  # try the largest batches before training, to see that they fit
@@ -123,7 +123,7 @@ class HParams:
             if name.endswith("_kernel_size"):
                 self._require(name, value % 2 == 1, "use an odd number")
         for name, choices in (
-            ("decoder", ("scan", "graph", "reference")),
+            ("decoder", ("auto", "triton", "scan", "reference")),
             ("precision", ("fp32", "tf32", "bf16")),
             ("on_bad_clip", ("error", "skip")),
             ("batching_strategy", batching.STRATEGIES),

@@ -41,6 +41,19 @@ class InferenceOutput(NamedTuple):
     stopped: Tensor  # (B,) False if max_decoder_steps cut the clip off
 
 
+def fastest_decoder(device: torch.device) -> tuple[str, str]:
+    """The fastest implementation there, and why it is not triton; "" on a CPU."""
+    if device.type != "cuda":
+        return "scan", ""
+    try:
+        import decoder_triton  # noqa: F401
+    except ImportError as error:
+        return "scan", f"Triton cannot be used ({error})"
+    if torch.cuda.get_device_capability(device) < (7, 5):
+        return "scan", "Triton needs a GPU of compute capability 7.5 or more"
+    return "triton", ""
+
+
 class DecoderState(NamedTuple):
     """What a decoder step passes on to the next."""
 
@@ -294,6 +307,8 @@ class Decoder(nn.Module):
         if self.implementation == "reference":
             *features, alignment = self._loop(*inputs)
         else:
+            if self.implementation == "auto":
+                self.implementation, _ = fastest_decoder(memory.device)
             *features, alignment = self._scan(*inputs, dtype)
         mel, gate = self.project(*features)  # (T_out, B, n_mels), (T_out, B)
         return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
@@ -327,12 +342,16 @@ class Decoder(nn.Module):
         decoder_mask: Tensor | None,
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same by decoder_scan, the second LSTM last: nothing before depends on it."""
+        """The same by decoder_scan or decoder_triton, the second LSTM last: nothing before depends
+        on it."""
+        recurrences = decoder_scan
+        if self.implementation == "triton":
+            import decoder_triton as recurrences
         rnn, layer = self.attention_rnn, self.attention_layer
         of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
         conv = layer.location_layer.location_conv.conv.weight  # (n_filters, 2, kernel_size)
         dense = layer.location_layer.location_dense.linear_layer.weight  # (D_attention, n_filters)
-        features, context, alignment = decoder_scan.attend(
+        features, context, alignment = recurrences.attend(
             frames,
             memory,
             keys,
@@ -343,20 +362,18 @@ class Decoder(nn.Module):
             layer.query_layer.linear_layer.weight,
             torch.einsum("af,fck->ack", dense, conv),  # two linear layers as one
             layer.v.linear_layer.weight[0],
-            attention_mask,
-            1 / (1 - self.p_attention_dropout),
-            graph=self.implementation == "graph",
+            mask=attention_mask,
+            scale=1 / (1 - self.p_attention_dropout),
             dtype=dtype,
         )
         rnn = self.decoder_rnn
-        hidden = decoder_scan.lstm(
+        hidden = recurrences.lstm(
             features,
             rnn.weight_ih,
             rnn.weight_hh,
             rnn.bias_ih + rnn.bias_hh,
-            decoder_mask,
-            1 / (1 - self.p_decoder_dropout),
-            graph=self.implementation == "graph",
+            mask=decoder_mask,
+            scale=1 / (1 - self.p_decoder_dropout),
             dtype=dtype,
         )
         return hidden, context, alignment
@@ -467,10 +484,11 @@ class Tacotron2(nn.Module):
         return Output(mel, mel_postnet, gate, alignment)
 
     def check_fast_path(self, batch: Any) -> list[str]:
-        """Check that decoder_scan computes what the modules do, on a batch of a few frames.
+        """Check that the fast path computes what the modules do, on a batch of a few frames.
 
-        If outputs or gradients differ, someone changed a module; from then on the encoder or
-        decoder in question uses its modules. Nothing else changes.
+        If decoder_triton fails, the decoder uses decoder_scan from then on. If outputs or gradients
+        still differ, someone changed a module, and the encoder or decoder in question uses its
+        modules. Nothing else changes.
 
         Returns:
             a note for each of the two that differs, or a single one on what the modules raise
@@ -478,15 +496,23 @@ class Tacotron2(nn.Module):
         before = self.training, self.training_dtype
         self.train()
         self.training_dtype = None
-        fast = {part: part.implementation for part in (self.encoder, self.decoder)}
+        fast, notes = {part: part.implementation for part in (self.encoder, self.decoder)}, []
+        if fast[self.decoder] == "auto":
+            fast[self.decoder], reason = fastest_decoder(batch.mel.device)
+            notes += [f"{reason}; training uses decoder=scan"] if reason else []
         for part in fast:
             part.implementation = "reference"
-        modules, notes = self._outcome(batch), []
+        modules = self._outcome(batch)
         if isinstance(modules, str):
-            notes, fast = [f"the model's modules raise {modules}; training uses them"], {}
+            notes, fast = [*notes, f"the model's modules raise {modules}; training uses them"], {}
         for part, implementation in fast.items():
             part.implementation = implementation
-            if problem := _difference(modules, self._outcome(batch)):
+            problem = _difference(modules, self._outcome(batch))
+            if problem and implementation == "triton" and part is self.decoder:
+                notes.append(f"decoder=triton fails ({problem}); training uses decoder=scan")
+                part.implementation = "scan"
+                problem = _difference(modules, self._outcome(batch))
+            if problem:
                 part.implementation = "reference"
                 notes.append(
                     f"{type(part).__name__}: decoder_scan differs from its modules ({problem}); "

@@ -4,7 +4,7 @@
     python benchmarks/bench_step.py --epoch --train_size 10480      # on LJSpeech's lengths
 
 Implementations: nvidia trains as NVIDIA's code does (a loop, with projection and gate at every
-step, and F.dropout); reference, scan and graph (on a GPU) are the decoder setting. Add +bf16 for
+step, and F.dropout); reference, scan and triton (on a GPU) are the decoder setting. Add +bf16 for
 its precision, or +tf32 on a GPU.
 
 Each has its own process, for its own peak memory. They take turns, step by step, so that a busy
@@ -223,7 +223,7 @@ def bench_epoch(args: Namespace) -> None:
 
 def main() -> None:
     cuda = torch.cuda.is_available()
-    names = ["nvidia", "reference", "scan", *["graph"] * cuda]
+    names = ["nvidia", "reference", "scan", *["triton"] * cuda]
     choices = [name + precision for precision in ("", "+tf32", "+bf16") for name in names]
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument

@@ -14,53 +14,51 @@ from torch.testing import assert_close
 
 import decoder_scan
 from data_utils import Batch
-from decoder_scan import B_MULTIPLE, SEGMENT, STEPS, T_IN_MULTIPLE
+from decoder_scan import SEGMENT, STEPS
 from hparams import create_hparams
 from layers import draw_mask
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 
-FAST = ("scan", "graph")  # on a CPU, "graph" is the same code without capture
 PADDED = ([17, 9, 5], [23, 41, 1])  # text and mel lengths
 F32, F64 = torch.float32, torch.float64
-GRAPH = None, 1.0, True  # mask, scale, graph
 T_IN = 6
 
 
 @pytest.fixture(autouse=True)
-def fresh_graphs():
+def seeded():
     torch.manual_seed(0)
-    decoder_scan._graph.cache_clear()
 
 
-def arguments(T: int, B: int = 3, H: int = 3) -> list[Tensor]:
+def arguments(T: int, B: int = 3, H: int = 3, dtype: torch.dtype = F64) -> list[Tensor]:
     """The differentiable arguments of :func:`decode`, with location filters over 5 characters."""
     D, E, A = 2, 3, 2
     shapes = [(T, B, D), (B, T_IN, E), (B, T_IN, A)]  # inputs, memory, keys
     shapes += [(4 * H, D), (4 * H, H + E), (4 * H,), (A, H), (A, 2, 5), (A,)]  # attention
     shapes += [(4 * H, H + E), (4 * H, H), (4 * H,)]  # the second LSTM
-    return [torch.randn(shape, dtype=F64, requires_grad=True) for shape in shapes]
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
-def decode(inputs: Sequence[Tensor], *options) -> tuple[Tensor, Tensor, Tensor]:
+def decode(
+    inputs: Sequence[Tensor], recurrences=decoder_scan, **options
+) -> tuple[Tensor, Tensor, Tensor]:
     """``lstm`` after ``attend``, as in the decoder, for texts of 6, 4, 2, 6, 4, 2, ... characters:
     hidden states, contexts and attention weights."""
     x, memory, keys, *parameters = inputs
     lengths = T_IN - 2 * (torch.arange(x.size(1)) % 3)
     sequences = x, memory, keys, torch.arange(T_IN) >= lengths[:, None]
-    features, contexts, weights = decoder_scan.attend(*sequences, *parameters[:6], *options)
-    return decoder_scan.lstm(features, *parameters[6:], *options), contexts, weights
+    features, contexts, weights = recurrences.attend(*sequences, *parameters[:6], **options)
+    return recurrences.lstm(features, *parameters[6:], **options), contexts, weights
 
 
 # The recurrences alone
 
 
-@pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("T", [1, STEPS + 3])
-def test_gradients_are_finite_differences(T, masked, graph):
-    options = torch.rand(T, 3, 3) > 0.3 if masked else None, 1.4, graph
-    assert gradcheck(lambda *inputs: decode(inputs, *options), arguments(T))
+def test_gradients_are_finite_differences(T, masked):
+    options = {"mask": torch.rand(T, 3, 3) > 0.3 if masked else None, "scale": 1.4}
+    assert gradcheck(lambda *inputs: decode(inputs, **options), arguments(T))
 
 
 def test_gradients_that_arrive_at_the_alignment_alone():
@@ -82,21 +80,18 @@ def test_a_second_backward_is_right_or_refused():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("graph", [False, True])
-def test_without_gradients_nothing_is_kept_for_backward(graph, monkeypatch):
+def test_without_gradients_nothing_is_kept_for_backward(monkeypatch):
     monkeypatch.setattr(decoder_scan, "SEGMENT", STEPS)
     T, H = 4 * STEPS, 6
     inputs = arguments(T, H=H)
     with profile(profile_memory=True) as profiler:
-        decode(inputs, None, 1.0, graph)
+        decode(inputs)
     largest = max(event.self_cpu_memory_usage for event in profiler.events()) // F64.itemsize
-    B, T_in = (B_MULTIPLE, T_IN_MULTIPLE) if graph else (3, T_IN)
-    assert 0 < largest <= (T + 1) * B * 2 * (T_in + 4)  # the attention weights
-    assert graph or largest < T * B * 4 * H  # the gates
+    assert 0 < largest <= (T + 1) * 3 * 2 * (T_IN + 4)  # the attention weights
+    assert largest < T * 3 * 4 * H  # the gates
 
 
-@pytest.mark.parametrize("graph", [False, True])
-def test_bf16_rounds_the_products_with_lstm_weights_and_nothing_else(graph, monkeypatch):
+def test_bf16_rounds_the_products_with_lstm_weights_and_nothing_else(monkeypatch):
     spy = Mock(wraps=decoder_scan)
     for name in ("multiplier", "_weight_gradient"):
         monkeypatch.setattr(decoder_scan, name, getattr(spy, name))
@@ -104,7 +99,7 @@ def test_bf16_rounds_the_products_with_lstm_weights_and_nothing_else(graph, monk
     results = []
     for dtype in (None, torch.bfloat16):
         spy.reset_mock()
-        outputs = decode(inputs, None, 1.0, graph, dtype)
+        outputs = decode(inputs, dtype=dtype)
         loss = sum(output.square().sum() for output in outputs)
         results.append((*outputs, *grad(loss, inputs)))
         factors = [call.args[0] for call in spy.method_calls]  # weights, or gradients of gates
@@ -151,7 +146,7 @@ def run(model: Tacotron2, batch: Batch, implementation: str) -> tuple[dict, dict
     return output._asdict(), gradients, validation._asdict()
 
 
-def assert_equal(model: Tacotron2, batch: Batch, tolerance: float, implementations=FAST) -> None:
+def assert_equal(model: Tacotron2, batch: Batch, tolerance: float, implementations=("scan",)) -> None:
     """Relative error of each output and gradient against the loop's."""
     outputs, gradients, validation = run(model, batch, "reference")
     total = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
@@ -199,7 +194,7 @@ def test_model_equals_the_reference_with_peaked_attention():
 def test_bf16_gradients_are_as_close_as_its_8_bits():
     batch = batch_of([17, 9, 5], [23, 41, 30], F32)
     results = [run(build(), batch, "scan")]
-    results += [run(build(precision="bf16"), batch, part) for part in ("reference", *FAST)]
+    results += [run(build(precision="bf16"), batch, part) for part in ("reference", "scan")]
     vectors = [
         (outputs["mel"], outputs["mel_postnet"], torch.cat([g.flatten() for g in grads.values()]))
         for outputs, grads, _ in results
@@ -213,60 +208,7 @@ def test_without_onednn_the_results_are_the_same(monkeypatch):
     assert decoder_scan._has_onednn(F32) == torch.backends.mkldnn.is_available()
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert not decoder_scan._has_onednn(F32)
-    assert_equal(build(), batch_of(*PADDED, F32), 2e-4, ["scan"])
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_on_a_gpu_the_model_equals_the_reference():
-    """With captured graphs of several shapes, and again when they are replayed."""
-    model = build(**NO_DROPOUT).cuda()
-    for lengths in (PADDED, ([40, 33], [70, 19])) * 2:
-        assert_equal(model, batch_of(*lengths, F32).to(torch.device("cuda")), 1e-3)
-
-
-# Graphs
-
-
-def test_inference_training_and_similar_shapes_share_graphs_but_precisions_do_not():
-    for T, B in ((5, 1), (9, 3), (30, 8)):
-        inputs = arguments(T, B)
-        with torch.inference_mode():
-            expected = decode(inputs, *GRAPH)
-        outputs = decode(inputs, *GRAPH)
-        assert_close(outputs, expected)
-        outputs[0].sum().backward()
-    info = decoder_scan._graph.cache_info()
-    assert info == (14, 4, decoder_scan.MAX_GRAPHS, 4)  # hits, misses, most, now
-    for allowed, counts in ((False, (14, 6)), (True, (14, 8)), (False, (16, 8))):
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-        decode(arguments(5, 9), *GRAPH)
-        assert decoder_scan._graph.cache_info()[:2] == counts
-
-
-def test_graphs_of_all_shapes_share_the_memory_of_the_largest(monkeypatch):
-    decoder_scan._flat.clear()
-    graphs, memory = [], []
-    monkeypatch.setattr(decoder_scan._Graph, "_capture", lambda graph: graphs.append(graph))
-    for B in (3 * B_MULTIPLE, 2 * B_MULTIPLE, B_MULTIPLE):
-        sum(output.sum() for output in decode(arguments(9, B), *GRAPH)).backward()
-        buffers = [buffer for graph in graphs for buffer in (*graph.constants, *graph.tensors)]
-        memory.append({b.untyped_storage().data_ptr() for b in buffers if b is not None})
-    assert len(graphs) == 3 * 4  # two loops, forward and backward
-    assert memory[0] == memory[1] == memory[2]
-
-
-def test_a_failed_capture_is_reported_once_and_the_scan_takes_over(monkeypatch, capsys):
-    monkeypatch.setattr(decoder_scan, "_cannot_capture", False)
-    failure = Mock(side_effect=torch.cuda.OutOfMemoryError("CUDA out of memory"))
-    monkeypatch.setattr(decoder_scan._Graph, "_capture", failure)
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        decode(arguments(5), *GRAPH)
-    assert not decoder_scan._cannot_capture
-
-    failure.side_effect = RuntimeError("operation not permitted when capturing\nCompile with ...")
-    assert_equal(build().double(), batch_of(*PADDED, F64), 1e-11, ["graph"])
-    (warning,) = capsys.readouterr().out.splitlines()
-    assert "(operation not permitted when capturing)" in warning and "decoder=scan" in warning
+    assert_equal(build(), batch_of(*PADDED, F32), 2e-4)
 
 
 @pytest.mark.parametrize("rows", [3, 10 * decoder_scan.FEW_ROWS])

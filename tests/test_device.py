@@ -27,7 +27,7 @@ def gpu(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
-    "setting, instead", [("decoder=graph", "scan"), ("precision=tf32", "fp32")]
+    "setting, instead", [("decoder=triton", "scan"), ("precision=tf32", "fp32")]
 )
 def test_what_needs_a_gpu_is_refused_on_a_cpu(setting, instead):
     with pytest.raises(UserError, match=f"setting {setting}: .* GPU.*; use {instead}"):
