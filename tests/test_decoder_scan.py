@@ -146,21 +146,22 @@ def run(model: Tacotron2, batch: Batch, implementation: str) -> tuple[dict, dict
     return output._asdict(), gradients, validation._asdict()
 
 
-def assert_equal(model: Tacotron2, batch: Batch, tolerance: float, implementations=("scan",)) -> None:
+def assert_equal(
+    model: Tacotron2, batch: Batch, tolerance: float, implementation: str = "scan"
+) -> None:
     """Relative error of each output and gradient against the loop's."""
     outputs, gradients, validation = run(model, batch, "reference")
     total = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     assert total.isfinite()
-    for implementation in implementations:
-        our_outputs, our_gradients, our_validation = run(model, batch, implementation)
-        for name, ours in (our_outputs | our_gradients).items():
-            expected = (outputs | gradients)[name]
-            # A bias before batch norm has no gradient but rounding.
-            least = 1e-3 * total if name in gradients else 0
-            error = (ours - expected).norm() / max(expected.norm(), least)
-            assert error < tolerance, f"{implementation}: {name}: {error}"
-        rtol, atol = (1e-3, 1e-5) if batch.mel.dtype is F32 else (1e-7, 1e-7)
-        assert_close(our_validation, validation, rtol=rtol, atol=atol)
+    our_outputs, our_gradients, our_validation = run(model, batch, implementation)
+    for name, ours in (our_outputs | our_gradients).items():
+        expected = (outputs | gradients)[name]
+        # A bias before batch norm has no gradient but rounding.
+        least = 1e-3 * total if name in gradients else 0
+        error = (ours - expected).norm() / max(expected.norm(), least)
+        assert error < tolerance, f"{implementation}: {name}: {error}"
+    rtol, atol = (1e-3, 1e-5) if batch.mel.dtype is F32 else (1e-7, 1e-7)
+    assert_close(our_validation, validation, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """The Triton kernels equal decoder_scan and the loop, in Triton's interpreter or on a GPU."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -16,10 +19,7 @@ import model as models
 GPU = torch.cuda.is_available()
 if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-pytest.importorskip("triton", reason="Triton is not installed")
-import decoder_triton
-from decoder_triton import B_MULTIPLE
-
+decoder_triton = pytest.importorskip("decoder_triton", reason="Triton is not installed")
 DEVICE = torch.device("cuda" if GPU else "cpu")
 SHORT = [7, 5, 3], [9, 6, 1]  # text and mel lengths
 
@@ -49,7 +49,7 @@ def test_the_kernels_equal_the_scan(T, B, H, masked):
 def test_the_model_equals_the_reference_and_replays_its_graphs(changes):
     model = build(**changes).to(DEVICE)
     for lengths in (SHORT, ([40, 33], [70, 4]), SHORT)[: 3 if GPU else 1]:
-        assert_equal(model, batch_of(*lengths, F32).to(DEVICE), 2e-4, ["triton"])
+        assert_equal(model, batch_of(*lengths, F32).to(DEVICE), 2e-4, "triton")
 
 
 @pytest.mark.skipif(not GPU, reason="Triton's interpreter cannot multiply bfloat16")
@@ -90,7 +90,7 @@ def test_graphs_of_all_shapes_share_the_memory_of_the_largest(monkeypatch):
         graphs.append(graph)
 
     monkeypatch.setattr(decoder_triton._Graph, "__init__", noted)
-    for B in (3 * B_MULTIPLE, 2 * B_MULTIPLE, B_MULTIPLE):
+    for B in (24, 16, 8):
         inputs = arguments(2, B, dtype=F32)
         sum(output.sum() for output in decode(inputs, decoder_triton)).backward()
         buffers = [buffer for graph in graphs for buffer in (*graph.constants, *graph.tensors)]
@@ -134,3 +134,13 @@ def test_the_kernels_are_chosen_on_a_gpu_that_can_and_never_end_a_run(monkeypatc
     model = build(decoder="auto")
     assert model.check_fast_path(batch) == ["Triton cannot be used; training uses decoder=scan"]
     assert model.decoder.implementation == "scan"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_the_kernels_compile_for_every_gpu_and_spill_nothing(precision):
+    script = Path(decoder_triton.__file__).parent / "benchmarks/gpu_kernels.py"
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, script, "--precision", precision]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+    assert printed.count("\n| ") == 1 + 10 and "\n10 kernels a frame, " in printed
+    assert printed.endswith("nothing spills\n")

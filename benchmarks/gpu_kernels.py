@@ -1,0 +1,150 @@
+"""Compile the kernels of decoder_triton for NVIDIA GPUs, which need not be there.
+
+python benchmarks/gpu_kernels.py            # needs Linux and Triton (pip install triton)
+
+Prints, for every kernel that a frame of the full model starts, its registers and shared memory on
+each architecture, what it spills, and the operations and bytes of a frame; and how many kernels a
+frame starts.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import Tensor
+
+from cli import ArgumentParser, UserError, exit_on_user_error, positive
+from decoder_scan import STEPS
+from hparams import HParams
+from model import Decoder
+
+# Compute capabilities: T4 and RTX 20, A100, RTX 30, RTX 40, H100 and H200, B200; and the KiB of
+# shared memory that a block may use.
+ARCHITECTURES = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227}
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.bool: "*i1"}
+FLOPS = {  # of a launch, from its arguments
+    "lstm_step": lambda a: 8 * a["B"] * a["H"] * a["K"],
+    "cell_backward": lambda a: 2 * a["B"] * a["H"] * a["K"],
+    "accumulate": lambda a: 2 * a["B"] * a["N"] * a["K"],
+    "project": lambda a: 2 * a["B"] * a["N"] * a["K"],
+    "score": lambda a: 2 * len(a["keys"]) * a["T_in"] * a["A"] * (2 * a["W"] + 1),
+    "attention": lambda a: 2 * len(a["memory"]) * a["T_in"] * a["E"],
+    "weight_gradient": lambda a: 2 * len(a["memory"]) * a["T_in"] * a["E"],
+    "score_gradient": lambda a: 2 * len(a["slopes"]) * a["T_in"] * (a["A"] + 2 * a["W"]),
+}
+
+
+class Launch(NamedTuple):
+    """A kernel that is started, with its arguments by name."""
+
+    kernel: Any
+    arguments: dict[str, Any]
+
+    @property
+    def n_bytes(self) -> int:
+        """The size of the tensors that it reads or writes."""
+        tensors = (x for x in self.arguments.values() if isinstance(x, Tensor))
+        return sum(x.numel() * x.itemsize for x in tensors)
+
+
+def launches(B: int, T_in: int, dtype: torch.dtype) -> list[Launch]:
+    """What STEPS frames of the full model's decoder start in training."""
+    from triton.runtime.jit import JITFunction
+
+    hparams = HParams(decoder="triton")
+    memory = torch.zeros(B, T_in, hparams.encoder_embedding_dim, requires_grad=True)
+    mel = torch.zeros(B, hparams.n_mel_channels, STEPS)
+    padding = torch.zeros(B, T_in, dtype=torch.bool)
+    with patch.object(JITFunction, "run", autospec=True) as start:  # which runs nothing
+        outputs = Decoder(hparams)(memory, mel, padding, dtype)
+        sum(output.sum() for output in outputs).backward()
+    calls = [call.args for call in start.call_args_list]
+    return [Launch(k, dict(zip(k.arg_names, arguments, strict=True))) for k, *arguments in calls]
+
+
+def compiled(launch: Launch, architecture: int) -> tuple[int, int, int]:
+    """Registers a thread, bytes of spills a thread, and bytes of shared memory a block."""
+    import triton
+    from triton.backends import nvidia
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[parameter.name]
+        if parameter.is_constexpr or value is None:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, Tensor):
+            signature[parameter.name] = TYPES[value.dtype]
+            attributes[i,] = [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+            if isinstance(value, int) and value % 16 == 0:
+                attributes[i,] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
+    kernel = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+    cuobjdump = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [cuobjdump, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    registers, stack, local = map(
+        int, re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", usage).groups()
+    )
+    return registers, stack + local, kernel.metadata.shared
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("--batch_size", type=positive, default=32, help="(default: %(default)s)")
+    add("--characters", type=positive, default=100, help="of a text (default: %(default)s)")
+    add("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
+    args = parser.parse_args()
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"Triton cannot be used ({error}); pip install triton, on Linux") from None
+    torch.backends.cuda.matmul.allow_tf32 = args.precision == "tf32"
+    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
+    found = launches(args.batch_size, args.characters, dtype)
+    names = [f"sm_{architecture}" for architecture in ARCHITECTURES]
+    print(f"{args.batch_size} clips, {args.characters} characters, {args.precision}")
+    print("Registers of a thread, KiB of shared memory of a block:")
+    print(f"| kernel | K | Mflop | MB | {' | '.join(names)} |")
+    print(f"|---|--:|--:|--:|{'--:|' * len(names)}")
+    problems = []
+    for (name, K), launch in {
+        (launch.kernel.__name__, launch.arguments.get("K", "")): launch for launch in found
+    }.items():
+        cells = []
+        for architecture, most in ARCHITECTURES.items():
+            if args.precision == "bf16" and architecture < 80:  # has no bfloat16
+                cells.append("–")
+                continue
+            registers, spilled, shared = compiled(launch, architecture)
+            cells.append(f"{registers}, {shared / 1024:.0f}")
+            if spilled or shared > 1024 * most:
+                what = f"{spilled} bytes spilled, {shared / 1024:.0f} KiB of shared memory"
+                problems.append(f"{name} on sm_{architecture}: {what}, of {most}")
+        numbers = f"{FLOPS[name](launch.arguments) / 1e6:.1f} | {launch.n_bytes / 1e6:.1f}"
+        print(f"| {name} | {K} | {numbers} | {' | '.join(cells)} |", flush=True)
+    flops = sum(FLOPS[launch.kernel.__name__](launch.arguments) for launch in found) / STEPS
+    n_bytes = sum(launch.n_bytes for launch in found) / STEPS
+    print(
+        f"{len(found) / STEPS:g} kernels a frame, {flops / 1e6:.0f} Mflop, {n_bytes / 1e6:.0f} MB\n"
+        + ("\n".join(problems) or "nothing spills")
+    )
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
