@@ -21,7 +21,7 @@ Shapes: T steps (decoder frames or encoder characters), B clips, T_in characters
 E encoder features, A attention features, W characters in a location filter.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -166,15 +166,15 @@ def _lstm_forward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None
     def run(gates: Tensor, cell: Tensor, hidden: Tensor, mask: Tensor | None) -> None:
         """Activates gates (n, B, 4H), which hold the inputs' part. The first row of cell and
         hidden (n + 1, B, H) is given; the others are written."""
+        masks = _scaled(mask, scale, hidden)
         for t, gate in enumerate(gates):
-            gate += recur(hidden[t])
-            _cell(gate, cell[t], cell[t + 1], hidden[t + 1], _row(mask, t), scale)
+            _cell(gate, recur(hidden[t]), cell[t], cell[t + 1], hidden[t + 1], masks[t])
 
     return run
 
 
 def _lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None]:
-    recur = multiplier(weight_hh.t(), B)
+    add_recurrent = adder(weight_hh.t(), B)
 
     def run(
         d_gates: Tensor,
@@ -189,7 +189,7 @@ def _lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., Non
         through, keep = coefficients(d_gates, cell, mask, scale)
         after = d_next
         for t in reversed(range(len(d_gates))):
-            d_hidden = d_output[t] + recur(after)
+            d_hidden = add_recurrent(d_output[t], after, in_place=False)
             after = d_gates[t]
             _cell_backward(after, d_hidden, d_cell, through[t], keep[t])
         d_next.copy_(after)
@@ -287,7 +287,8 @@ def _attend_forward(
 ) -> Callable[..., None]:
     (B, T_in, E), H, margin = memory.shape, query.size(1), location.size(2) // 2
     recur, project = multiplier(recurrent, B), multiplier(query, B)
-    locate = multiplier(location.flatten(1), B * T_in)
+    add_location, flat_keys = adder(location.flatten(1), B * T_in), keys.flatten(0, 1)
+    excluded = torch.zeros_like(memory[..., 0]).masked_fill_(padding, -torch.inf).flatten()
 
     def run(
         gates: Tensor, cell: Tensor, features: Tensor, past: Tensor, mask: Tensor | None
@@ -296,13 +297,13 @@ def _attend_forward(
         (n + 1, B, H), of hidden state and context (n + 1, B, H + E), and of the past (weights
         and their sum, n + 1, B, 2, T_in + W - 1) is given; the others are written."""
         weights, sums = past[..., margin : margin + T_in].unbind(2)  # (n + 1, B, T_in)
+        masks = _scaled(mask, scale, features)
         for t, gate in enumerate(gates):
             hidden, context = features[t + 1].split([H, E], 1)
-            gate += recur(features[t])
-            _cell(gate, cell[t], cell[t + 1], hidden, _row(mask, t), scale)
-            energies = locate(_windows(past[t], T_in)).view(B, T_in, -1)
-            energies.add_(keys).add_(project(hidden)[:, None])
-            scores = (_tanh_(energies) @ v).masked_fill_(padding, -torch.inf)
+            _cell(gate, recur(features[t]), cell[t], cell[t + 1], hidden, masks[t])
+            energies = add_location(flat_keys, _windows(past[t], T_in), in_place=False)
+            energies.view(B, T_in, -1).add_(project(hidden)[:, None])
+            scores = torch.addmv(excluded, _tanh_(energies), v).view(B, T_in)
             weights[t + 1] = torch.softmax(scores, 1)
             torch.add(sums[t], weights[t + 1], out=sums[t + 1])
             context.copy_(torch.bmm(weights[t + 1][:, None], memory)[:, 0])
@@ -380,7 +381,10 @@ def _attend_backward_steps(
     memory: Tensor, recurrent: Tensor, query: Tensor, margin: int
 ) -> Callable[..., None]:
     B, H = len(memory), query.size(1)
-    recur, project = multiplier(recurrent.t(), B), multiplier(query.t(), B)
+    add_recurrent, add_query = adder(recurrent.t(), B), adder(query.t(), B)
+    d_windows, diagonals = _overlaid_windows(memory, margin)
+    # Of weights and their sum: gradients of a sum go on to the steps before.
+    is_sum = torch.arange(2, dtype=memory.dtype, device=memory.device)[:, None]
 
     def steps(
         d_gates: Tensor,
@@ -401,19 +405,20 @@ def _attend_backward_steps(
         (n, B, H + E), and writes ``d_query`` (n, B, A) and ``d_scores`` (n, B, T_in)."""
         after = d_next
         for t in reversed(range(len(d_gates))):
-            d_all[t] += recur(after)
+            add_recurrent(d_all[t], after)
             d_hidden, d_context = d_all[t, :, :H], d_all[t, :, H:]
-            d_weight = torch.bmm(d_context[:, None], memory.transpose(1, 2))[:, 0]
-            d_weight += d_past.sum(1)
+            d_weight = d_past.sum(1, keepdim=True)
+            d_weight = torch.baddbmm(d_weight, d_context[:, None], memory.transpose(1, 2))[:, 0]
             if d_weights is not None:
                 d_weight += d_weights[t]
-            d_weight -= (d_weight * weights[t]).sum(1, keepdim=True)
-            d_score = torch.mul(d_weight, weights[t], out=d_scores[t])
-            d_query[t] = torch.bmm(d_score[:, None], slopes[t])[:, 0]
-            d_hidden += project(d_query[t])
-            d_window = _add_windows(spread[t] * d_score[:, :, None], margin)  # (B, 2, T_in)
-            d_past[:, 0] = d_window[:, 0]
-            d_past[:, 1] += d_window[:, 1]
+            d_score = d_scores[t]
+            torch.ops.aten._softmax_backward_data.out(
+                d_weight, weights[t], 1, d_weight.dtype, grad_input=d_score
+            )
+            torch.bmm(d_score[:, None], slopes[t], out=d_query[t][:, None])
+            add_query(d_hidden, d_query[t])
+            torch.mul(spread[t], d_score[:, :, None], out=d_windows)
+            torch.addcmul(diagonals.sum(3), d_past, is_sum, out=d_past)
             after = d_gates[t]
             _cell_backward(after, d_hidden, d_cell, through[t], keep[t])
         d_next.copy_(after)
@@ -423,11 +428,26 @@ def _attend_backward_steps(
 
 # The LSTM cell
 
+_fused_cell = torch.ops.aten._thnn_fused_lstm_cell  # PyTorch's own, on a GPU
+
 
 def _cell(
-    gate: Tensor, before: Tensor, after: Tensor, hidden: Tensor, mask: Tensor | None, scale: float
+    gate: Tensor,
+    recurrent: Tensor,
+    before: Tensor,
+    after: Tensor,
+    hidden: Tensor,
+    mask: Tensor | None,
 ) -> None:
-    """Activates ``gate`` (B, 4H) in place; writes cell ``after`` and ``hidden`` (B, H)."""
+    """Adds ``recurrent`` to ``gate`` (B, 4H) and activates it, in place; writes cell ``after`` and
+    ``hidden`` (B, H)."""
+    if gate.is_cuda:  # one kernel instead of nine
+        new_hidden, new_cell, activated = _fused_cell(gate, recurrent.to(gate.dtype), before)
+        after.copy_(new_cell)
+        gate.copy_(activated)
+        torch.mul(new_hidden, 1 if mask is None else mask, out=hidden)
+        return
+    gate += recurrent
     i, f, g, o = gate.chunk(4, 1)
     gate[:, : 2 * i.size(1)].sigmoid_()
     _tanh_(g)
@@ -437,7 +457,7 @@ def _cell(
     hidden.copy_(after)
     _tanh_(hidden).mul_(o)
     if mask is not None:
-        hidden.mul_(mask).mul_(scale)
+        hidden.mul_(mask)
 
 
 def coefficients(
@@ -490,14 +510,16 @@ def _windows(past: Tensor, T_in: int) -> Tensor:
     return windows.transpose(-2, -3).reshape(-1, 2 * W)
 
 
-def _add_windows(d_windows: Tensor, margin: int) -> Tensor:
-    """The adjoint of :func:`_windows`: (B, T_in, 2W) to (B, 2, T_in)."""
-    B, T_in, _ = d_windows.shape
+def _overlaid_windows(memory: Tensor, margin: int) -> tuple[Tensor, Tensor]:
+    """Memory for d_windows (B, T_in, 2W), and a view of it whose sums along the last axis are the
+    adjoint of :func:`_windows`: (B, 2, T_in, W)."""
+    B, T_in, _ = memory.shape
     W = 2 * margin + 1
-    padded = F.pad(d_windows, (0, 0, margin, margin))
+    padded = memory.new_zeros(B, T_in + 2 * margin, 2 * W)
     # Window n + margin - w saw character n at position w: sum along diagonals.
     strides = (padded.stride(0), W, 2 * W, 2 * W - 1)
-    return padded.as_strided((B, 2, T_in, W), strides, W - 1).sum(3)
+    d_windows = padded[:, margin : margin + T_in]
+    return d_windows, padded.as_strided((B, 2, T_in, W), strides, W - 1)
 
 
 # Products
@@ -531,6 +553,20 @@ def multiplier(weight: Tensor, rows: int) -> Callable[..., Tensor]:
         return product(x.to(dtype), weight, bias if bias is None else bias.to(dtype))
 
     return multiply
+
+
+def adder(weight: Tensor, rows: int) -> Callable[..., Tensor]:
+    """Makes ``add(out, x, in_place=True)``: out (B, N) + x (B, K) @ weight.T, on a GPU in one
+    kernel."""
+    multiply = multiplier(weight, rows)
+
+    def add(out: Tensor, x: Tensor, in_place: bool = True) -> Tensor:
+        if out.is_cuda and weight.dtype == out.dtype:
+            return torch.addmm(out, x, weight.t(), out=out if in_place else None)
+        product = multiply(x)
+        return out.add_(product) if in_place else product.add_(out)
+
+    return add
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:
@@ -585,8 +621,9 @@ def _slice(tensor: Tensor | None, t: int) -> Tensor | None:
     return None if tensor is None else tensor[t : t + STEPS]
 
 
-def _row(mask: Tensor | None, t: int) -> Tensor | None:
-    return None if mask is None else mask[t]
+def _scaled(mask: Tensor | None, scale: float, like: Tensor) -> Sequence[Tensor | None]:
+    """What each step's hidden state is multiplied by, (n, B, H)."""
+    return [None] * STEPS if mask is None else mask.to(like.dtype).mul_(scale)
 
 
 def _tanh_(x: Tensor) -> Tensor:

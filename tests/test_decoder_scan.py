@@ -212,6 +212,13 @@ def test_without_onednn_the_results_are_the_same(monkeypatch):
     assert_equal(build(), batch_of(*PADDED, F32), 2e-4)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("changes", [{}, NO_DROPOUT])
+def test_on_a_gpu_the_model_equals_the_reference(changes):
+    device = torch.device("cuda")
+    assert_equal(build(**changes).to(device), batch_of(*PADDED, F32).to(device), 1e-3)
+
+
 @pytest.mark.parametrize("rows", [3, 10 * decoder_scan.FEW_ROWS])
 @pytest.mark.parametrize("onednn", [False, True])
 def test_prepared_products_are_plain_ones(rows, onednn, monkeypatch):
@@ -220,3 +227,8 @@ def test_prepared_products_are_plain_ones(rows, onednn, monkeypatch):
     multiply = decoder_scan.multiplier(weight, rows)
     assert_close(multiply(x), x @ weight.t())
     assert_close(multiply(x, bias), x @ weight.t() + bias)
+    out = torch.randn(rows, 7)
+    expected = out + x @ weight.t()
+    assert_close(decoder_scan.adder(weight, rows)(out, x, in_place=False), expected)
+    assert_close(decoder_scan.adder(weight, rows)(out, x), expected)
+    assert_close(out, expected)

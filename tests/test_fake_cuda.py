@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import TINY
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import decoder_scan
 import model as model_file
@@ -34,9 +35,61 @@ def no_kernels(monkeypatch):
     decoder_triton._graph.cache_clear()
 
 
+@pytest.fixture
+def fused_cell(monkeypatch):
+    """PyTorch's fused LSTM cell, which has no fake one."""
+
+    def cell(gates, recurrent, before):
+        return torch.empty_like(before), torch.empty_like(before), gates + recurrent
+
+    monkeypatch.setattr(decoder_scan, "_fused_cell", cell)
+
+
+NO_KERNELS = "empty", "new_empty", "detach", "alias", "device", "_unsafe_view"
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that start a kernel."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name = function.overloadpacket.__name__
+        if not (function.is_view or name.startswith(NO_KERNELS)):
+            self.count += 1
+        return function(*arguments, **(options or {}))
+
+
+def test_a_frame_of_scan_starts_at_most_50_kernels(fused_cell):
+    """Forward and backward of both recurrences, when Triton is missing."""
+    counts = []
+    for T in (8, 16):
+        B, T_in, H, E, A, D = 4, 20, 8, 6, 5, 7
+        shapes = [(T, B, D), (B, T_in, E), (B, T_in, A)]
+        weights = [(4 * H, D), (4 * H, H + E), (4 * H,), (A, H), (A, 2, 31), (A,)]
+        with FakeTensorMode(), torch.device("cuda"), Launches() as launches:
+            inputs = [torch.zeros(shape, requires_grad=True) for shape in shapes + weights]
+            padding, mask = torch.zeros(B, T_in).bool(), torch.ones(T, B, H).bool()
+            options = {"mask": mask, "scale": 1.1}
+            outputs = decoder_scan.attend(*inputs[:3], padding, *inputs[3:], **options)
+            second = [(4 * H, H + E), (4 * H, H), (4 * H,)]
+            second = [torch.zeros(shape, requires_grad=True) for shape in second]
+            hidden = decoder_scan.lstm(outputs[0], *second, **options)
+            backward(hidden)
+            backward(*outputs)
+        counts.append(launches.count)
+    assert 0 < (counts[1] - counts[0]) / 8 <= 50
+
+
+def backward(*outputs):
+    """The hand-written backward: autograd's own thread needs a real GPU."""
+    node = outputs[0].grad_fn
+    return type(node)._forward_cls.backward(node, *map(torch.ones_like, outputs))
+
+
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("decoder", ["reference", "scan", "triton"])
-def test_every_tensor_is_on_the_gpu(decoder, precision, monkeypatch, request):
+def test_every_tensor_is_on_the_gpu(decoder, precision, monkeypatch, request, fused_cell):
     started = request.getfixturevalue("no_kernels") if decoder == "triton" else None
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     request.addfinalizer(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False))
@@ -72,11 +125,8 @@ def test_every_tensor_is_on_the_gpu(decoder, precision, monkeypatch, request):
         output = model(batch)
         loss = Tacotron2Loss(1.0)(output, batch).objective
         assert loss.device.type == "cuda" and output.mel_postnet.shape == (2, 10, 13)
-        for outputs in recurrences:  # autograd's own thread needs a real GPU
-            gradients = type(outputs[0].grad_fn)._forward_cls.backward(
-                outputs[0].grad_fn, *map(torch.ones_like, outputs)
-            )
-            assert {x.device.type for x in gradients if x is not None} == {"cuda"}
+        for outputs in recurrences:
+            assert {x.device.type for x in backward(*outputs) if x is not None} == {"cuda"}
         assert len(recurrences) == (0 if decoder == "reference" else 2)
         with torch.no_grad():
             assert model.eval()(batch).alignment.shape == (2, 13, 9)
