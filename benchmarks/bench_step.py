@@ -192,31 +192,39 @@ def bench_shapes(args: Namespace) -> None:
         bench(walks, args, np.median)
 
 
-def bench_epoch(args: Namespace) -> None:
-    """The first epoch on LJSpeech's lengths, by the default settings and with RAND."""
+def epoch_shapes(
+    strategy: str, dynamic: bool, n_clips: int | None = None, n_batches: int | None = None
+) -> tuple[list[Shape], float, str]:
+    """The first epoch's batches on LJSpeech's lengths, or ``n_batches`` of all sizes; their share
+    of its padded frames; and a description."""
     frames = ljspeech_lengths(HParams.hop_length)
     characters = read_lengths(LJSPEECH_LENGTHS, "characters")
-    clips = np.random.default_rng(0).permutation(len(frames))[: args.train_size]
+    clips = np.random.default_rng(0).permutation(len(frames))[:n_clips]
     frames, characters = frames[clips], characters[clips]
+    plan = plan_batches(frames, strategy, HParams.batch_size, dynamic, dynamic)
+    shapes = [(characters[batch].tolist(), frames[batch].tolist()) for batch in plan]
+    B, T_in, T_out = np.array([(len(f), max(c), max(f)) for c, f in shapes]).T
+    padded = B * T_out
+    # Spread evenly from the smallest batch to the largest; walked in the epoch's order.
+    n = min(n_batches or len(plan), len(plan))
+    ranks = ((np.arange(n) + 0.5) * len(plan) / n).astype(int)
+    timed = np.sort(np.argsort(padded, kind="stable")[ranks])
+    note = (
+        f"{len(plan):,} batches, {padded.sum():,} padded frames, {T_out.sum():,} decoder steps; at "
+        f"most {(B * T_in).max():,} padded characters and {(padded * T_in).max() / 1e6:.2f} "
+        f"million cells of an alignment in a batch; {n:,} batches timed"
+    )
+    return [shapes[i] for i in timed], padded[timed].sum() / padded.sum(), note
+
+
+def bench_epoch(args: Namespace) -> None:
+    """The first epoch on LJSpeech's lengths, by the default settings and with RAND."""
     walks = {}
     for batching, strategy, dynamic in (("RAND", "RAND", False), ("SSB-DBS-BR", "SSB", True)):
-        plan = plan_batches(frames, strategy, HParams.batch_size, dynamic, dynamic)
-        shapes = [(characters[batch].tolist(), frames[batch].tolist()) for batch in plan]
-        B, T_in, T_out = np.array([(len(f), max(c), max(f)) for c, f in shapes]).T
-        padded = B * T_out
-        # Spread evenly from the smallest batch to the largest; walked in the epoch's order.
-        n = min(args.batches or len(plan), len(plan))
-        ranks = ((np.arange(n) + 0.5) * len(plan) / n).astype(int)
-        timed = np.sort(np.argsort(padded, kind="stable")[ranks])
-        share = padded[timed].sum() / padded.sum()
+        shapes, share, note = epoch_shapes(strategy, dynamic, args.train_size, args.batches)
+        print(f"{batching}: {note}")
         for name in args.implementations:
-            walks[f"{batching} | {name}"] = name, [shapes[i] for i in timed], share
-        print(
-            f"{batching}: {len(plan):,} batches, {padded.sum():,} padded frames, "
-            f"{T_out.sum():,} decoder steps; at most {(B * T_in).max():,} padded characters and "
-            f"{(padded * T_in).max() / 1e6:.2f} million cells of an alignment in a batch; "
-            f"{n:,} batches timed"
-        )
+            walks[f"{batching} | {name}"] = name, shapes, share
     print(HEADER)
     bench(walks, args, np.sum)
 

@@ -7,6 +7,7 @@ each architecture, what it spills, and the operations and bytes of a frame; and 
 frame starts.
 """
 
+import math
 import re
 import subprocess
 import sys
@@ -46,12 +47,22 @@ class Launch(NamedTuple):
 
     kernel: Any
     arguments: dict[str, Any]
+    n_programs: int
 
     @property
     def n_bytes(self) -> int:
         """The size of the tensors that it reads or writes."""
         tensors = (x for x in self.arguments.values() if isinstance(x, Tensor))
         return sum(x.numel() * x.itemsize for x in tensors)
+
+    @property
+    def to_sms(self) -> int:
+        """The bytes that its programs load: of a product, each a block of both factors."""
+        a = self.arguments
+        if "weight" not in a:
+            return self.n_bytes
+        columns = 4 * a["UNITS"] if "UNITS" in a else a["COLUMNS"]
+        return self.n_programs * a["K"] * (4 * a["ROWS"] + columns * a["weight"].itemsize)
 
 
 def launches(B: int, T_in: int, dtype: torch.dtype) -> list[Launch]:
@@ -65,8 +76,12 @@ def launches(B: int, T_in: int, dtype: torch.dtype) -> list[Launch]:
     with patch.object(JITFunction, "run", autospec=True) as start:  # which runs nothing
         outputs = Decoder(hparams)(memory, mel, padding, dtype)
         sum(output.sum() for output in outputs).backward()
-    calls = [call.args for call in start.call_args_list]
-    return [Launch(k, dict(zip(k.arg_names, arguments, strict=True))) for k, *arguments in calls]
+    found = []
+    for call in start.call_args_list:
+        kernel, *arguments = call.args
+        named = dict(zip(kernel.arg_names, arguments, strict=True))
+        found.append(Launch(kernel, named, math.prod(call.kwargs["grid"])))
+    return found
 
 
 def compiled(launch: Launch, architecture: int) -> tuple[int, int, int]:
@@ -119,8 +134,8 @@ def main() -> None:
     names = [f"sm_{architecture}" for architecture in ARCHITECTURES]
     print(f"{args.batch_size} clips, {args.characters} characters, {args.precision}")
     print("Registers of a thread, KiB of shared memory of a block:")
-    print(f"| kernel | K | Mflop | MB | {' | '.join(names)} |")
-    print(f"|---|--:|--:|--:|{'--:|' * len(names)}")
+    print(f"| kernel | K | Mflop | MB | MB to the SMs | programs | {' | '.join(names)} |")
+    print(f"|---|--:|--:|--:|--:|--:|{'--:|' * len(names)}")
     problems = []
     for (name, K), launch in {
         (launch.kernel.__name__, launch.arguments.get("K", "")): launch for launch in found
@@ -136,12 +151,16 @@ def main() -> None:
                 what = f"{spilled} bytes spilled, {shared / 1024:.0f} KiB of shared memory"
                 problems.append(f"{name} on sm_{architecture}: {what}, of {most}")
         numbers = f"{FLOPS[name](launch.arguments) / 1e6:.1f} | {launch.n_bytes / 1e6:.1f}"
+        numbers += f" | {launch.to_sms / 1e6:.1f} | {launch.n_programs}"
         print(f"| {name} | {K} | {numbers} | {' | '.join(cells)} |", flush=True)
     flops = sum(FLOPS[launch.kernel.__name__](launch.arguments) for launch in found) / STEPS
-    n_bytes = sum(launch.n_bytes for launch in found) / STEPS
+    n_bytes, to_sms = (
+        sum(sizes) / STEPS / 1e6
+        for sizes in zip(*((launch.n_bytes, launch.to_sms) for launch in found), strict=True)
+    )
     print(
-        f"{len(found) / STEPS:g} kernels a frame, {flops / 1e6:.0f} Mflop, {n_bytes / 1e6:.0f} MB\n"
-        + ("\n".join(problems) or "nothing spills")
+        f"{len(found) / STEPS:g} kernels a frame, {flops / 1e6:.0f} Mflop, {n_bytes:.0f} MB, "
+        f"{to_sms:.0f} MB to the SMs\n" + ("\n".join(problems) or "nothing spills")
     )
     sys.exit(bool(problems))
 
