@@ -53,16 +53,17 @@ def largest_batches(
     clips: Sequence[Clip], sampler: EpochBatchSampler, epochs: Iterable[int]
 ) -> list[list[int]]:
     """The batches of ``epochs`` that need the most memory: those with the largest padded mels,
-    padded texts, and alignments, without duplicates. Leaves ``sampler`` at the last epoch.
+    padded texts, and alignments, and the most clips, without duplicates. Leaves ``sampler`` at the last epoch.
     """
     texts = np.array([len(clip.ids) for clip in clips])
-    largest = [(0, ())] * 3  # of mels, texts and alignments: size, and indices of clips
+    # Of mels, texts, alignments and recurrent states: size, and indices of clips.
+    largest = [(0, ())] * 4
     for epoch in epochs:
         sampler.set_epoch(epoch)
         plan = sampler.plan
         B, starts = plan.sizes, plan.ends - plan.sizes
         T_in, T_out = (np.maximum.reduceat(n[plan.order], starts) for n in (texts, sampler.lengths))
-        for kind, sizes in enumerate((B * T_out, B * T_in, B * T_in * T_out)):
+        for kind, sizes in enumerate((B * T_out, B * T_in, B * T_in * T_out, B)):
             j = int(sizes.argmax())
             largest[kind] = max(largest[kind], (int(sizes[j]), tuple(plan[j].tolist())))
     return [list(indices) for indices in dict.fromkeys(indices for _, indices in largest)]
