@@ -53,7 +53,8 @@ def largest_batches(
     clips: Sequence[Clip], sampler: EpochBatchSampler, epochs: Iterable[int]
 ) -> list[list[int]]:
     """The batches of ``epochs`` that need the most memory: those with the largest padded mels,
-    padded texts, and alignments, and the most clips, without duplicates. Leaves ``sampler`` at the last epoch.
+    padded texts, and alignments, and the most clips, without duplicates. Leaves ``sampler`` at the
+    last epoch.
     """
     texts = np.array([len(clip.ids) for clip in clips])
     # Of mels, texts, alignments and recurrent states: size, and indices of clips.
