@@ -319,13 +319,15 @@ class _Graph:
     ) -> None:
         buffers = [spec and _buffer(i, *spec) for i, spec in enumerate(specs)]
         self.constants, self.tensors = buffers[:n_constants], buffers[n_constants:]
-        self.n_written = n_written
+        self.prepare, self.scale, self.n_written = prepare, scale, n_written
         self.run = prepare(*self.constants, scale)  # it may own buffers, too
         self.graph = self._capture() if self.constants[0].is_cuda else None
 
     def load(self, constants: Sequence[Tensor]) -> None:
         for buffer, tensor in zip(self.constants, constants, strict=True):
             buffer.copy_(tensor)
+        if self.graph is None:  # on a CPU, products keep copies of their weights
+            self.run = self.prepare(*self.constants, self.scale)
 
     def __call__(self, *tensors: Tensor | None) -> None:
         pairs = list(zip(self.tensors, tensors, strict=True))
