@@ -31,7 +31,7 @@ def write_run(folder, experiment="RAND", seed=0, losses=FIVE, minutes=1.0, start
     validates with batch norm re-estimated too."""
     frames, first = changed.pop("frames", 540), changed.pop("first", 0)
     abl = changed.pop("abl", EPOCH["abl"])
-    settings = {"seed": seed, "epochs": first + 2 * max(len(losses), 1)}
+    settings = {"seed": seed, "epochs": first + 2 * max(len(losses), 1), "decoder": "scan"}
     settings |= experiment_settings(experiment)
     path = folder / experiment / f"seed{seed}"
     path.mkdir(parents=True)
