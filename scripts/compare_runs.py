@@ -33,9 +33,9 @@ EXEMPT |= {"seed", "epochs_per_validation"}
 def main() -> None:
     parser = ArgumentParser(
         description="Compare runs of train.py. Padding (ZPR), average batch length in frames "
-        "(ABL), batches, and decoder steps (the sum of the batches' lengths, which a GPU's time "
-        "follows) are means over the epochs. Seconds per epoch are the median; time is its change "
-        "from the first run, if the two differ only in batching. The losses (masked: over "
+        "(ABL), batches, and decoder steps (the sum of the batches' lengths, which the paper's GPU "
+        "times follow) are means over the epochs. Seconds per epoch are the median; time is its "
+        "change from the first run, if the two differ only in batching. The losses (masked: over "
         "real frames only) and the alignment score (1: on the diagonal) are the last validation's."
     )
     parser.add_argument("runs", nargs="+", type=Path, help="outputs of train.py or run_all.sh")

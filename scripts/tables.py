@@ -210,12 +210,13 @@ def compared(results: Results) -> dict[str, Evidence]:
     evidence = {}
     for prefix, label in (("vl", ""), ("precise", "re-estimated ")):
         ours = Evidence(results.values, results.judged(prefix))
+        if prefix != "vl" and not ours.losses:
+            continue
         for name in results.values:
             for word, resource in (("updates", "n_batches"), ("time", "minutes")):
                 random = results.random_within(name, resource)[ours.quantity]
                 ours.losses[f"RAND in {name}'s {word}"] = random
-        if prefix == "vl" or ours.df:
-            evidence[label + ("VLavg" if results.start else "VL3")] = ours
+        evidence[label + ("VLavg" if results.start else "VL3")] = ours
     return evidence
 
 
