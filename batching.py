@@ -10,8 +10,7 @@ With PyTorch, where ``lengths[i]`` is the length of ``dataset[i]`` in any whole 
     sampler = EpochBatchSampler(lengths, strategy="SSB", dynamic_batch_size=True)
     loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=...)
     for epoch in range(n_epochs):
-        sampler.set_epoch(epoch)                  # a new plan, from seed + epoch
-        for batch in loader:
+        for batch in loader:                      # a new plan in every epoch
             ...
 
 Section numbers are those of Ge et al., "Speed up training with variable length inputs by
@@ -23,6 +22,7 @@ length; batch capacity, base batch size x longest length.
 
 import difflib
 import inspect
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -158,6 +158,7 @@ def plan_batches(
     batch_randomization: bool = True,
     *,
     capacity: int | None = None,
+    max_batch_clips: int | None = None,
     seed: int = 0,
     epoch: int = 0,
     oversize: Literal["error", "alone", "drop"] = "error",
@@ -175,6 +176,7 @@ def plan_batches(
         batch_randomization: BR (Sec. 5): shuffle the order of the batches.
         capacity: DBS: limit of size x longest length, in the unit of ``lengths``;
             None: ``batch_size`` x the longest length.
+        max_batch_clips: DBS: most clips in a batch, whatever the capacity; None: no limit.
         seed, epoch: the random numbers depend on ``seed + epoch``.
         oversize: what to do with clips longer than the capacity: "error"; put each "alone" in
             a batch; or "drop" them. The last two warn, and list them in ``plan.oversize``.
@@ -191,9 +193,10 @@ def plan_batches(
     _check_count("batch_size", batch_size)
     _check_choice("oversize", oversize, ("error", "alone", "drop"))
     _check(seed + epoch >= 0, f"seed + epoch={seed + epoch}: use 0 or more")
-    if capacity is not None:
-        _check_count("capacity", capacity)
-        _check(dynamic_batch_size, f"capacity={capacity}: set dynamic_batch_size=True too")
+    for name, bound in (("capacity", capacity), ("max_batch_clips", max_batch_clips)):
+        if bound is not None:
+            _check_count(name, bound)
+            _check(dynamic_batch_size, f"{name}={bound}: set dynamic_batch_size=True too")
     full_size = not (drop_last and dynamic_batch_size)
     _check(full_size, "drop_last=True: set dynamic_batch_size=False; dynamic ones vary in size")
     check_settings(settings)
@@ -218,7 +221,8 @@ def plan_batches(
     if dynamic_batch_size:
         capacity = batch_size * int(lengths.max()) if capacity is None else int(capacity)
         in_order = lengths.take(order)
-        ends = [start + _extend(in_order[start:end], capacity) for start, end in bounds]
+        most = len(lengths) if max_batch_clips is None else int(max_batch_clips)
+        ends = [start + _extend(in_order[start:end], capacity, most) for start, end in bounds]
     else:
         ends = [
             np.append(np.arange(start + batch_size, end, batch_size), end) for start, end in bounds
@@ -246,8 +250,9 @@ def _show_settings(function: Any, settings: Mapping[str, inspect.Parameter]) -> 
 _show_settings(plan_batches, STRATEGY_SETTINGS)
 
 
-def _extend(lengths: ndarray, capacity: int) -> ndarray:
-    """DBS (Sec. 4): the end of each batch, extended while size x longest <= capacity.
+def _extend(lengths: ndarray, capacity: int, max_clips: int) -> ndarray:
+    """DBS (Sec. 4): the end of each batch, extended while size x longest <= capacity and the size
+    <= max_clips.
 
     For a batch that starts at a given clip, a greedy loop would find the largest size that
     fits. Here it is found for all clips of a block together: size w fits if the maximum of the
@@ -255,7 +260,8 @@ def _extend(lengths: ndarray, capacity: int) -> ndarray:
     the sizes that fit gives the largest. The loop at the end only jumps from batch to batch.
     """
     n, longest = len(lengths), int(lengths.max())
-    block, most = 16384, 255  # most: sizes are counted in bytes; larger batches go on below
+    # most: sizes are counted in bytes; larger batches go on below
+    block, most = 16384, min(255, max_clips)
     always = max(1, min(capacity // longest, most))  # this size fits anywhere
     padded = np.full(n + most, longest, lengths.dtype)
     padded[:n] = lengths
@@ -281,7 +287,7 @@ def _extend(lengths: ndarray, capacity: int) -> ndarray:
             end += sizes[first - start]
             if end - first == most:
                 tallest = int(lengths[first:end].max())
-                while end < n:
+                while end < n and end - first < max_clips:
                     tallest = max(tallest, int(lengths[end]))
                     if (end + 1 - first) * tallest > capacity:
                         break
@@ -441,48 +447,158 @@ def solve_randomness(
     return low * step
 
 
+def split_long(lengths: Sequence[int] | ndarray, longest: int) -> ndarray:
+    """Cut clips that are too long into equal pieces (Gonzalez et al. 2023, Sec. 4).
+
+    Args:
+        longest: most that a piece may have, such as the batch capacity.
+
+    Returns:
+        All pieces, whole clips too: int64, (n_pieces, 3), clip, start and end of each. Batch the
+        pieces' lengths, ``pieces[:, 2] - pieces[:, 1]``.
+    """
+    lengths = _check_lengths(lengths).astype(np.int64)
+    _check_count("longest", longest)
+    n_pieces = -(-lengths // longest)
+    clips = np.repeat(np.arange(len(lengths)), n_pieces)
+    number = np.arange(len(clips)) - np.repeat(np.cumsum(n_pieces) - n_pieces, n_pieces)
+    starts, ends = (i * lengths[clips] // n_pieces[clips] for i in (number, number + 1))
+    return np.stack([clips, starts, ends], 1)
+
+
+def deal_batches(
+    lengths: Sequence[int] | ndarray, plan: BatchPlan, num_replicas: int, drop_last: bool = False
+) -> ndarray:
+    """Deal the batches of an epoch to the replicas of a model, such as one on each GPU.
+
+    At each step all replicas get batches of nearly the same length, so that none waits long for the
+    others. The steps are in the order of the plan. If batches are left over, the shortest ones are
+    repeated to make a step of them; with ``drop_last`` they are left out instead.
+
+    Args:
+        lengths: those that ``plan`` was made from.
+
+    Returns:
+        Numbers of batches, int64, (n_steps, num_replicas).
+
+    Raises:
+        ValueError: with ``drop_last``, a plan of fewer batches than replicas.
+    """
+    _check_count("num_replicas", num_replicas)
+    n, starts = len(plan), plan.ends - plan.sizes
+    longest = np.maximum.reduceat(_check_lengths(lengths)[plan.order], starts)
+    by_length = np.lexsort((plan.sizes, longest))[::-1]
+    if drop_last:
+        _check(
+            n >= num_replicas,
+            f"num_replicas={num_replicas}: the plan has {n} batches; use smaller ones",
+        )
+        by_length = by_length[: n - n % num_replicas]
+    else:
+        by_length = np.append(by_length, np.resize(by_length[::-1], -n % num_replicas))
+    steps = np.sort(by_length.reshape(-1, num_replicas), axis=1)
+    return steps[np.argsort(steps[:, 0], kind="stable")]
+
+
 class EpochBatchSampler:
     """Batches of indices for ``DataLoader(batch_sampler=...)``; a new plan every epoch.
+
+    Without :meth:`set_epoch`, every new iteration is the next epoch. With several replicas of a
+    model, each process makes the same plan and takes its own share; see :func:`deal_batches`. So a
+    trainer must not deal the batches a second time.
 
     Args:
         lengths: (n,) whole numbers; ``lengths[i]`` is the length of ``dataset[i]``.
         seed: the plan of epoch ``e`` depends on ``seed + e``.
+        num_replicas, rank: how many processes share the batches, and which of them this one is,
+            from 0; None: those of PyTorch's process group if it is initialised, else one process.
         settings: the other arguments of :func:`plan_batches`, which explains them.
 
     Raises:
         TypeError: an unknown argument; the message suggests the nearest.
-        ValueError: as :func:`plan_batches`.
+        ValueError: as :func:`plan_batches`, or a rank that is not one of ``num_replicas``.
     """
 
-    def __init__(self, lengths: Sequence[int] | ndarray, seed: int = 0, **settings: Any) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int] | ndarray,
+        seed: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        **settings: Any,
+    ) -> None:
         self.lengths, self.seed, self.settings = _check_lengths(lengths), seed, settings
-        self.epoch, self._start = -1, 0
+        self.num_replicas, self.rank = num_replicas, rank
+        self.epoch, self._done, self._begun = -1, 0, False
         self.set_epoch(0)
 
     _show_settings(__init__, inspect.signature(plan_batches).parameters)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Clips per batch; None if it varies. Trainers ask for it."""
+        plain = inspect.signature(plan_batches).parameters
+        dynamic, size = (
+            self.settings.get(name, plain[name].default)
+            for name in ("dynamic_batch_size", "batch_size")
+        )
+        return None if dynamic else size
+
+    @property
+    def sampler(self) -> "EpochBatchSampler":
+        """Itself: where trainers look for ``set_epoch``."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Plan ``epoch``. It starts at its first batch, or at the batch that was loaded."""
         if epoch != self.epoch:
             self.plan = plan_batches(self.lengths, seed=self.seed, epoch=epoch, **self.settings)
-            self.epoch, self._start = epoch, 0
+        if epoch != self.epoch or self._begun:
+            self.epoch, self._done, self._begun = epoch, 0, False
+
+    @property
+    def steps(self) -> ndarray:
+        """The epoch's batches of all replicas, as :func:`deal_batches` deals them."""
+        num_replicas, _ = self._replica()
+        return deal_batches(self.lengths, self.plan, num_replicas, self.settings.get("drop_last"))
+
+    @property
+    def n_repeated(self) -> int:
+        """Batches repeated, so that all replicas have equally many; below 0: left out."""
+        return self.steps.size - len(self.plan)
+
+    def _replica(self) -> tuple[int, int]:
+        """How many processes share the batches, and which this one is. Asked late, because many
+        programs make their loaders before they start the process group."""
+        num_replicas, rank = self.num_replicas, self.rank
+        group = sys.modules.get("torch.distributed")  # not imported: no group
+        if num_replicas is None and group and group.is_available() and group.is_initialized():
+            num_replicas, rank = group.get_world_size(), group.get_rank()
+        num_replicas, rank = 1 if num_replicas is None else num_replicas, rank or 0
+        _check(0 <= rank < num_replicas, f"rank={rank}: use 0 to {num_replicas - 1}")
+        return num_replicas, rank
 
     def __len__(self) -> int:
-        """Number of batches in the whole epoch."""
-        return len(self.plan)
+        """Number of batches of the next iteration, or of the one that has begun."""
+        return len(self.steps) - (0 if self._begun else self._done)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # The start is reset at the first batch: DataLoader calls iter() twice an epoch.
-        plan, start, self._start = self.plan, self._start, 0
-        for j in range(start, len(plan)):
-            yield plan[j].tolist()
+        # A generator, which runs at the first batch: DataLoader calls iter() twice an epoch.
+        if self._begun:
+            self.set_epoch(self.epoch + 1)
+        self._begun = True
+        plan, mine, (_, rank) = self.plan, self.steps, self._replica()
+        for step in range(self._done, len(mine)):
+            self._done = step + 1
+            yield plan[mine[step, rank]].tolist()
 
-    def state_dict(self, batch: int) -> dict[str, int]:
-        """The state after ``batch`` batches of the epoch.
+    def state_dict(self, batch: int | None = None) -> dict[str, int]:
+        """The state after ``batch`` batches of the epoch; None: after those handed out.
 
-        The training loop counts them, because DataLoader workers draw batches ahead of it.
+        With DataLoader workers, which draw batches ahead of training, the training loop must count
+        them (as torchdata's StatefulDataLoader does).
         """
-        return {"epoch": self.epoch, "batch": batch}
+        return {"epoch": self.epoch, "batch": self._done if batch is None else batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Resume with the first batch that was not done; no batch is drawn to get there.
@@ -491,9 +607,10 @@ class EpochBatchSampler:
             ValueError: the plan of that epoch has fewer batches.
         """
         self.set_epoch(state["epoch"])
+        n_batches = len(self.steps)
         _check(
-            0 <= state["batch"] <= len(self.plan),
-            f"batch {state['batch']} of epoch {state['epoch']}: its plan has {len(self.plan)} "
+            0 <= state["batch"] <= n_batches,
+            f"batch {state['batch']} of epoch {state['epoch']}: its plan has {n_batches} "
             "batches, so the state is of other lengths or settings",
         )
-        self._start = state["batch"]
+        self._done, self._begun = state["batch"], False

@@ -94,13 +94,9 @@ def read_clips(
         text_to_sequence("", hparams.text_cleaners)
     except ValueError as error:
         raise UserError(f"setting text_cleaners: {error}") from None
-    names = [name.strip() for name in filelists.split("+")]
-    for i, name in enumerate(names):
-        if os.path.realpath(name) in map(os.path.realpath, names[:i]):
-            raise UserError(f"filelist '{name}': is named twice in {filelists}; keep one")
     lines = []
-    for name in names:
-        numbered = numbered_lines(name)
+    for name in filelists.split("+"):
+        numbered = numbered_lines(name.strip())
         thirds = [(where, line.split("|")[2]) for where, line in numbered if line.count("|") == 2]
         if thirds:
             print(

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import math
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -47,6 +48,11 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     """
     # A clip in both sets is then a problem of the training set.
     names = hparams.validation_files, hparams.training_files
+    lists = [name.strip() for name in "+".join(names).split("+")]
+    for i, name in enumerate(lists):
+        if os.path.realpath(name) in map(os.path.realpath, lists[:i]):
+            named = " and ".join(names)
+            raise UserError(f"filelist '{name}': is named twice in {named}; use every clip once")
     sets, locations, unread = [], {}, []
     for filelists in names:
         try:

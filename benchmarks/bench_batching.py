@@ -1,4 +1,5 @@
-"""Time the planning of an epoch, beside a plain Python version of it.
+"""Time the planning of an epoch, beside a plain Python version of it; and how evenly batches are
+dealt to the replicas of a model, beside dealing them in turn.
 
 python benchmarks/bench_batching.py
 python benchmarks/bench_batching.py --sizes 10480 --repeats 101
@@ -16,20 +17,20 @@ from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from batching import STRATEGIES, plan_batches
+from batching import STRATEGIES, BatchPlan, deal_batches, plan_batches
 from cli import ArgumentParser, exit_on_user_error, positive
-from scripts.lengths import LJSPEECH_LENGTHS, read_lengths
+from scripts.lengths import LJSPEECH_LENGTHS, ljspeech_lengths, read_lengths, subset
 
 SIZES = (10_480, 1_000_000, 10_000_000)
 BATCH_SIZE, LRF = 16, 0.1
 
 
-def fill(order: ndarray, lengths: ndarray, batch_size: int, capacity: int = 0) -> list[list[int]]:
-    """Batches of ``batch_size`` clips or, with DBS, of as many as ``capacity`` holds."""
+def fill(order: ndarray, lengths: ndarray, most: int, capacity: int = 0) -> list[list[int]]:
+    """Batches of ``most`` clips or, with DBS, of as many up to that as ``capacity`` holds."""
     batches, batch, longest = [], [], 0
     for i, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
         longest = max(longest, length)
-        if (len(batch) + 1) * longest > capacity if capacity else len(batch) == batch_size:
+        if len(batch) == most or 0 < capacity < (len(batch) + 1) * longest:
             batches.append(batch)
             batch, longest = [], length
         batch.append(i)
@@ -39,8 +40,10 @@ def fill(order: ndarray, lengths: ndarray, batch_size: int, capacity: int = 0) -
 def plain(lengths: ndarray, dynamic: bool, seed: int) -> list[list[int]]:
     """SSB-BR or SSB-DBS-BR as one would write it down: sort with noise, fill batches, shuffle."""
     noise = np.random.default_rng(seed).uniform(-0.5, 0.5, len(lengths)) * LRF * np.ptp(lengths)
-    capacity = BATCH_SIZE * int(lengths.max()) if dynamic else 0
-    batches = fill(np.argsort(lengths + noise), lengths, BATCH_SIZE, capacity)
+    most, capacity = BATCH_SIZE, 0
+    if dynamic:
+        most, capacity = len(lengths), BATCH_SIZE * int(lengths.max())
+    batches = fill(np.argsort(lengths + noise), lengths, most, capacity)
     random.Random(seed).shuffle(batches)
     return batches
 
@@ -58,6 +61,33 @@ def measure(lengths: ndarray, repeats: int) -> dict[tuple[str, bool], float]:
                 plan_batches(lengths, strategy, BATCH_SIZE, dynamic, lrf=LRF, epoch=epoch)
             times.append(time.perf_counter() - start)
     return {kind: 1e3 * float(np.median(times[1:])) for kind, times in seconds.items()}
+
+
+def imbalance(lengths: ndarray, plan: BatchPlan, steps: ndarray) -> tuple[float, float]:
+    """The largest batch of a step over the mean of its batches, by padded size and by length: how
+    long a step takes, if replicas wait for the slowest, over how long it could take."""
+    longest = np.maximum.reduceat(lengths[plan.order], plan.ends - plan.sizes)
+    costs = (plan.sizes * longest)[steps], longest[steps]
+    by_size, by_length = (float(np.mean(cost.max(1) / cost.mean(1))) for cost in costs)
+    return by_size, by_length
+
+
+def print_imbalance(lengths: ndarray) -> None:
+    replicas = (2, 4, 8)
+    print(f"\nLargest batch of a step / mean of the step, by padded size and by length, for "
+          f"{len(lengths):,} clips:\n")  # fmt: skip
+    print(f"| Batching | Dealt | {' | '.join(f'{n} replicas' for n in replicas)} |")
+    print("|---|---|---:|---:|---:|")
+    for strategy, dynamic in (("RAND", False), ("SSB", False), ("SSB", True)):
+        plan = plan_batches(lengths, strategy, BATCH_SIZE, dynamic, lrf=LRF)
+        cells = {"in turn": [], "by length": []}
+        for n in replicas:
+            in_turn = np.arange(len(plan) - len(plan) % n).reshape(-1, n)
+            for how, steps in zip(cells, (in_turn, deal_batches(lengths, plan, n)), strict=True):
+                cells[how].append("{:.3f}, {:.3f}".format(*imbalance(lengths, plan, steps)))
+        for how, ratios in cells.items():
+            name = strategy + "-DBS" * dynamic + "-BR" * (strategy != "RAND")
+            print(f"| {name} | {how} | {' | '.join(ratios)} |")
 
 
 def main() -> None:
@@ -78,6 +108,7 @@ def main() -> None:
             plan, reference = medians[strategy, dynamic], medians["plain", dynamic]
             cells = f"{size:,} | {strategy + '-DBS' * dynamic}-BR | {plan:,.2f} | {reference:,.2f}"
             print(f"| {cells} | {reference / plan:.1f} |", flush=True)
+    print_imbalance(subset(ljspeech_lengths(276), 10_480, seed=0))
 
 
 if __name__ == "__main__":

@@ -13,13 +13,21 @@ from types import SimpleNamespace
 import hypothesis
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import batching
 import data_utils
-from batching import STRATEGIES, BatchPlan, EpochBatchSampler, batch_statistics, plan_batches
+from batching import (
+    STRATEGIES,
+    BatchPlan,
+    EpochBatchSampler,
+    batch_statistics,
+    deal_batches,
+    plan_batches,
+)
 from benchmarks.bench_batching import fill
 from hparams import HParams
 from scripts.lengths import ljspeech_lengths, subset
@@ -65,6 +73,8 @@ def cases(draw: st.DrawFn, **fixed: object) -> tuple[list[int], dict]:
     if settings["dynamic_batch_size"] and draw(st.booleans()):
         most = draw(st.sampled_from([30 * max(lengths), 20_000 + max(lengths)]))
         settings["capacity"] = draw(st.integers(max(lengths), most))
+    if settings["dynamic_batch_size"] and draw(st.booleans()):
+        settings["max_batch_clips"] = draw(st.sampled_from([1, 2, 7, 30, 300]))
     return lengths, settings
 
 
@@ -136,10 +146,11 @@ def test_batches_have_every_clip_in_order_and_take_all_they_can_inside_a_bucket(
         for b, in_bin in enumerate(np.array_split(in_order, settings["n_bins"])):
             assert in_bin.tolist() == sorted(in_bin, reverse=b % 2 == 1)
 
-    batch_size, capacity = settings["batch_size"], 0
+    most, capacity = settings["batch_size"], 0
     if settings["dynamic_batch_size"]:
-        capacity = settings.get("capacity", batch_size * int(lengths.max()))
-    parts = (fill(bucket, lengths, batch_size, capacity) for bucket in buckets)
+        capacity = settings.get("capacity", most * int(lengths.max()))
+        most = settings.get("max_batch_clips", len(lengths))
+    parts = (fill(bucket, lengths, most, capacity) for bucket in buckets)
     assert batches(plan) == [batch for part in parts for batch in part]
     if capacity:
         assert all(len(batch) * max(lengths[i] for i in batch) <= capacity for batch in plan)
@@ -197,7 +208,7 @@ def test_dbs_takes_all_it_can_at_the_ends_of_blocks(low, high, capacity):
         lengths = np.random.default_rng(n).integers(low, high + 1, n)
         for strategy in ("RAND", "SB"):
             plan = plan_batches(lengths, strategy, capacity=capacity, epoch=n, **IN_ORDER)
-            wanted = fill(plan.order, lengths, 0, capacity or 16 * int(lengths.max()))
+            wanted = fill(plan.order, lengths, n, capacity or 16 * int(lengths.max()))
             assert batches(plan) == wanted
 
 
@@ -205,7 +216,11 @@ def test_one_long_clip_bounds_a_batch_of_hundreds():
     lengths = np.append(30, np.ones(999, int))
     for seed in range(30):
         plan = plan_batches(lengths, "RAND", capacity=9000, seed=seed, **IN_ORDER)
-        assert batches(plan) == fill(plan.order, lengths, 0, 9000)
+        assert batches(plan) == fill(plan.order, lengths, 1000, 9000)
+        for most in (1, 200, 255, 256, 400):
+            options = {"capacity": 9000, "max_batch_clips": most, "seed": seed}
+            plan = plan_batches(lengths, "RAND", **options, **IN_ORDER)
+            assert batches(plan) == fill(plan.order, lengths, most, 9000)
 
 
 # Each strategy, and where it turns into another
@@ -317,6 +332,8 @@ REFUSED = [  # lengths, arguments, and how the message starts
     ([4], {"bucket_edges": "log"}, "bucket_edges='log': use one of size, uniform, quantile"),
     ([4], {"oversize": "cut"}, "oversize='cut': use one of error, alone, drop"),
     ([4], {"capacity": 9, **FIXED}, "capacity=9: set dynamic_batch_size=True"),
+    ([4], {"max_batch_clips": 2, **FIXED}, "max_batch_clips=2: set dynamic_batch_size=True"),
+    ([4], {"max_batch_clips": 0}, "max_batch_clips=0: use a whole number, 1 or more"),
     ([4], {"drop_last": True}, "drop_last=True: set dynamic_batch_size=False"),
     ([4], {"seed": -1}, "seed + epoch=-1: use 0 or more"),
     ([4, 4], {"drop_last": True, **FIXED}, "drop_last=True: no batch has batch_size=16 clips"),
@@ -348,10 +365,12 @@ def test_signatures_show_every_setting_with_its_default():
         inspect.signature(function).parameters for function in (plan_batches, EpochBatchSampler)
     )
     assert list(of_sampler)[:2] == ["lengths", "seed"]
-    assert set(of_sampler) == set(of_plan) - {"epoch"} and "settings" not in of_plan
+    own = {"num_replicas", "rank"}
+    assert set(of_sampler) == set(of_plan) - {"epoch"} | own and "settings" not in of_plan
     with pytest.raises(TypeError, match="epoch"):
         EpochBatchSampler([4, 5], epoch=1)
-    for name, parameter in of_sampler.items():
+    for name in of_sampler.keys() - own:
+        parameter = of_sampler[name]
         assert parameter.replace(kind=of_plan[name].kind) == of_plan[name]
     for name, parameter in batching.STRATEGY_SETTINGS.items():
         assert of_plan[name] == parameter
@@ -417,15 +436,18 @@ def check_resuming(
     drawn = [batch for batch, _ in zip(load(sampler), range(stop), strict=False)]
     state = sampler.state_dict(stop)
     assert state == {"epoch": epoch, "batch": stop}
-    assert list(sampler) == whole, "an epoch left early starts again"
+    assert list(sampler) == following, "the next iteration is the next epoch"
+    sampler.set_epoch(epoch)
+    assert list(sampler) == whole, "an epoch that is set starts again"
 
     resumed = EpochBatchSampler(lengths, **settings)
     resumed.load_state_dict(state)
     resumed.set_epoch(epoch)  # as the training loop does; it stays where it was loaded
     loader = load(resumed)
-    assert len(loader) == len(whole)
+    assert len(loader) == len(whole) - stop
     assert drawn + list(loader) == whole
-    assert list(loader) == whole
+    assert resumed.state_dict() == {"epoch": epoch, "batch": len(whole)}
+    assert list(loader) == following
     resumed.load_state_dict(state)
     for e, wanted in ((epoch + 1, following), (epoch, whole)):
         resumed.set_epoch(e)
@@ -450,6 +472,72 @@ def test_resuming_behind_a_loader_with_workers_which_draw_ahead(strategy, share)
         return DataLoader(range(150), batch_sampler=sampler, **options)  # of indices themselves
 
     check_resuming(corpus(150), {**settings, "epoch": 2}, share, load)
+
+
+# Pieces of long clips
+
+
+@law
+@given(cases(), st.integers(1, 9), st.integers(0, 5))
+def test_pieces_are_equal_and_make_up_the_clips(case, n, more):
+    lengths, _ = case
+    longest = max(lengths) // n + 1 + more
+    pieces = batching.split_long(lengths, longest)
+    assert pieces.dtype == np.int64 and (np.diff(pieces[:, 0]) >= 0).all()
+    ends = np.flatnonzero(np.diff(pieces[:, 0], append=len(lengths))) + 1
+    for clip, own in enumerate(np.split(pieces[:, 1:], ends[:-1])):
+        length = lengths[clip]
+        assert len(own) == math.ceil(length / longest) and own[0, 0] == 0 and own[-1, 1] == length
+        assert (own[1:, 0] == own[:-1, 1]).all()
+        sizes = own[:, 1] - own[:, 0]
+        assert sizes.max() <= min(sizes.min() + 1, longest)
+
+
+# Several replicas of a model
+
+
+@law
+@given(cases(), st.integers(1, 9))
+def test_replicas_share_an_epoch_in_equally_many_steps(case, n):
+    lengths, settings = case
+    plan = plan_batches(lengths, **settings)
+    steps = deal_batches(lengths, plan, n)
+    assert len(steps) == math.ceil(len(plan) / n)
+    assert steps.size - len(plan) < n and set(steps.flat) == set(range(len(plan)))
+    assert (np.diff(steps[:, 0]) >= 0).all(), "not in the order of the plan"
+    if n == 1:
+        assert steps[:, 0].tolist() == list(range(len(plan)))
+    if len(plan) % n == 0:  # groups of neighbours in length do not overlap
+        longest = np.array([max(lengths[i] for i in batch) for batch in plan])[steps]
+        lowest, highest = np.sort(longest.min(1)), np.sort(longest.max(1))
+        assert (highest[:-1] <= lowest[1:]).all()
+    epoch, settings = settings["epoch"], {k: v for k, v in settings.items() if k != "epoch"}
+    for rank in range(n):
+        sampler = EpochBatchSampler(lengths, num_replicas=n, rank=rank, **settings)
+        sampler.set_epoch(epoch)
+        assert len(sampler) == len(steps) and sampler.n_repeated == steps.size - len(plan)
+        assert list(sampler) == [plan[j].tolist() for j in steps[:, rank]]
+
+
+def test_with_drop_last_what_is_left_over_is_left_out():
+    lengths = corpus(100)
+    settings = {"batch_size": 8, "dynamic_batch_size": False, "drop_last": True}
+    sampler = EpochBatchSampler(lengths, num_replicas=5, rank=0, **settings)
+    assert len(sampler.plan) == 12 and sampler.steps.shape == (2, 5) and sampler.n_repeated == -2
+    assert len(set(sampler.steps.flat)) == 10
+    with pytest.raises(ValueError, match=r"^num_replicas=13: the plan has 12 batches"):
+        len(EpochBatchSampler(lengths, num_replicas=13, rank=0, **settings))
+    with pytest.raises(ValueError, match=r"^rank=5: use 0 to 4"):
+        len(EpochBatchSampler(lengths, num_replicas=5, rank=5))
+
+
+def test_replicas_are_those_of_the_process_group(monkeypatch):
+    sampler, group = EpochBatchSampler(corpus(100), batch_size=8), torch.distributed
+    whole = len(sampler)
+    for name, value in (("is_initialized", True), ("get_world_size", 4), ("get_rank", 3)):
+        monkeypatch.setattr(group, name, lambda value=value: value)
+    assert len(sampler) == math.ceil(whole / 4)
+    assert list(sampler) == [sampler.plan[j].tolist() for j in sampler.steps[:, 3]]
 
 
 # From a recipe's settings

@@ -201,6 +201,12 @@ def test_the_bench_times_every_strategy_beside_the_plain_version(call):
     rows = re.findall(r"^\| (\d+) \| (\S+) \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", out, re.M)
     kinds = [f"{strategy}{dbs}-BR" for strategy in STRATEGIES for dbs in ("", "-DBS")]
     assert rows == [(n, kind) for n in ("50", "300") for kind in kinds]
+    row = r"^\| SSB-BR \| {} \| ([\d.]+), .* \| ([\d.]+), .* \| ([\d.]+), .* \|$"
+    in_turn, by_length = (
+        [float(ratio) for ratio in re.search(row.format(how), out, re.M).groups()]
+        for how in ("in turn", "by length")
+    )
+    assert min(in_turn) > 1.1 and 1 <= min(by_length) <= max(by_length) < 1.02
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

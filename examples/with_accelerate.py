@@ -1,0 +1,30 @@
+"""Train on two processes: torchrun --nproc_per_node=2 examples/with_accelerate.py"""
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
+from batching import EpochBatchSampler  # a copy of batching.py beside this file
+
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(0)
+clips = [torch.randn(length, 4) for length in torch.randint(10, 100, (64,)).tolist()]
+sampler = EpochBatchSampler([len(clip) for clip in clips], batch_size=4)
+loader = DataLoader(list(enumerate(clips)), batch_sampler=sampler, collate_fn=lambda items: items)
+model = torch.nn.Linear(4, 1)
+# Without the loader: the sampler gives each process its own batches, and a shard of them is wrong.
+model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters()))
+epochs = []
+for _ in range(2):
+    seen = []
+    for batch in loader:
+        indices, mels = zip(*batch, strict=True)
+        accelerator.backward(model(pad_sequence(mels).to(accelerator.device)).square().mean())
+        optimizer.step(), optimizer.zero_grad()
+        seen += indices
+    epochs.append(gather_object([seen]))  # of all processes
+assert epochs[0] != epochs[1], "every epoch is the same"
+assert all(set().union(*epoch) == set(range(64)) for epoch in epochs), "a clip is missing"
+assert all(one != other for one, other in epochs), "both processes see the same clips"

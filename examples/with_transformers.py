@@ -1,0 +1,30 @@
+"""Train with Hugging Face's Trainer. It needs epochs of equally many batches, so without DBS."""
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+
+from batching import EpochBatchSampler  # a copy of batching.py beside this file
+
+clips = [torch.randn(length, 4) for length in torch.randint(10, 100, (64,)).tolist()]
+lengths, seen = [len(clip) for clip in clips], ([], [])
+sampler = EpochBatchSampler(lengths, batch_size=4, dynamic_batch_size=False)
+
+
+class Model(torch.nn.Linear):
+    def forward(self, batch):
+        indices, mels = zip(*batch, strict=True)
+        seen[sampler.epoch].extend(indices)
+        return {"loss": super().forward(pad_sequence(mels)).square().mean()}
+
+
+class OurTrainer(Trainer):
+    def get_train_dataloader(self):
+        data = list(enumerate(clips))
+        return DataLoader(data, batch_sampler=sampler, collate_fn=lambda x: {"batch": x})
+
+
+OurTrainer(Model(4, 1), TrainingArguments(num_train_epochs=2, use_cpu=True)).train()
+assert seen[0] != seen[1], "every epoch is the same"
+assert all(sorted(epoch) == list(range(64)) for epoch in seen), "a clip is missing"

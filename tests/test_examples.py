@@ -1,0 +1,52 @@
+"""The examples train with other people's trainers, and assert that every epoch has new batches."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LAUNCHER = ["-m", "torch.distributed.run", "--nproc_per_node=2"]
+
+
+@pytest.mark.parametrize(
+    ("library", "launcher"), [("accelerate", LAUNCHER), ("lightning", []), ("transformers", [])]
+)
+def test_an_example_runs(tmp_path, library, launcher):
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    script = ROOT / "examples" / f"with_{library}.py"
+    assert len(script.read_text().splitlines()) <= 30
+    done = subprocess.run(
+        [sys.executable, *launcher, script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_torchdatas_loader_resumes_where_it_stopped():
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    from batching import EpochBatchSampler
+
+    def make(workers: int) -> list:
+        sampler = EpochBatchSampler(range(10, 160), batch_size=8, seed=3)
+        options = {"batch_sampler": sampler, "collate_fn": list, "num_workers": workers}
+        return stateful.StatefulDataLoader(range(150), **options)
+
+    plain = EpochBatchSampler(range(10, 160), batch_size=8, seed=3)
+    epochs = [list(plain) for _ in range(3)]
+    for workers in (0, 2):
+        loader = make(workers)
+        assert list(loader) == epochs[0]
+        batches = iter(loader)
+        drawn = [next(batches) for _ in range(5)]
+        resumed = make(workers)
+        resumed.load_state_dict(loader.state_dict())
+        assert drawn + list(resumed) == epochs[1]
+        assert list(resumed) == epochs[2]
