@@ -186,7 +186,7 @@ def _lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., Non
     ) -> None:
         """Turns activated gates (n, B, 4H) into their gradients. ``d_next`` (B, 4H) and ``d_cell``
         (B, H) hold the gradients from the steps after these, and then from these."""
-        through, keep = coefficients(d_gates, cell, mask, scale)
+        through, keep = _coefficients(d_gates, cell, mask, scale)
         after = d_next
         for t in reversed(range(len(d_gates))):
             d_hidden = add_recurrent(d_output[t], after, in_place=False)
@@ -351,7 +351,6 @@ def attend_backward(
         (n, B, A). Carries ``d_next`` (B, 4H), ``d_cell`` (B, H) and ``d_past`` (B, 2, T_in) on
         to earlier steps. Adds to the gradients of memory, keys, location and v."""
         n = len(d_gates)
-        through, keep = coefficients(d_gates, cell, mask, scale)
         # The energies, tanh(...) @ v, again; and their derivatives, without the softmax.
         windows = _windows(past[:n], T_in)  # (n * B * T_in, 2W)
         tanh = locate(windows).view(n, B, T_in, A).add_(keys)
@@ -366,7 +365,7 @@ def attend_backward(
             d_all[..., H:] += d_contexts
         steps(
             d_gates, d_query, d_next, d_cell, d_past, d_all, d_scores, d_weights,
-            weights, slopes, spread, through, keep,
+            weights, slopes, spread, cell, mask, scale,
         )  # fmt: skip
         d_memory.baddbmm_(weights.permute(1, 2, 0), d_all[..., H:].transpose(0, 1))
         d_v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
@@ -398,11 +397,13 @@ def _attend_backward_steps(
         weights: Tensor,
         slopes: Tensor,
         spread: Tensor,
-        through: Tensor,
-        keep: Tensor,
+        cell: Tensor,
+        mask: Tensor | None,
+        scale: float,
     ) -> None:
-        """Turns coefficients (n, B, 4H) into the gates' gradients, completes ``d_all``
+        """Turns activated gates (n, B, 4H) into their gradients, completes ``d_all``
         (n, B, H + E), and writes ``d_query`` (n, B, A) and ``d_scores`` (n, B, T_in)."""
+        through, keep = _coefficients(d_gates, cell, mask, scale)
         after = d_next
         for t in reversed(range(len(d_gates))):
             add_recurrent(d_all[t], after)
@@ -460,7 +461,7 @@ def _cell(
         hidden.mul_(mask)
 
 
-def coefficients(
+def _coefficients(
     gates: Tensor, cell: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Turns activated gates (n, B, 4H) into coefficients of their gradients, in place.

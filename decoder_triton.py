@@ -1,17 +1,19 @@
 """The recurrences of decoder_scan as fused Triton kernels, for NVIDIA GPUs: ten launches a frame.
 
-decoder_scan computes whatever is one product over many frames, before, between and after its
-loops. Here are the loops alone: four kernels a frame for ``attend``, one for ``lstm``, and as many
-in backward. Sums are in float32, in an order that does not depend on the other clips of the batch.
+decoder_scan computes the large products over many frames, before, between and after its loops. Here
+are the loops alone: four kernels a frame for ``attend``, one for ``lstm``, and as many in backward.
+Sums are in float32, in an order that does not depend on the other clips of the batch.
 
-On a GPU, the kernels of a few frames are captured in a CUDA graph, once per shape, since starting
-each by itself would take longer than it runs.
+On a GPU, the kernels of a few frames are captured in a CUDA graph, once per shape, so that they are
+not launched one by one.
 
 In a kernel, b is a clip, n a character, u an LSTM unit, and k runs along a sum. Shapes are
 decoder_scan's.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,10 +26,11 @@ from torch import Tensor
 import decoder_scan
 from decoder_scan import STEPS, Loops
 
-UNITS, COLUMNS, CHARACTERS, DEPTH = 8, 16, 32, 64  # of a program's block; DEPTH: of sums at a time
+UNITS, COLUMNS, CHARACTERS = 8, 16, 32  # of a program's block
+DEPTH = 64  # terms of a sum that a program reads at a time
 MAX_ROWS = 32  # clips of a program's block
 B_MULTIPLE, T_IN_MULTIPLE = 8, 32  # shapes are rounded up to these: fewer CUDA graphs
-MAX_GRAPHS = 128  # LJSpeech with dynamic batch sizes needs about 65
+MAX_GRAPHS = 512  # LJSpeech with dynamic batch sizes needs 62, with larger batches up to 138
 
 
 def lstm(x: Tensor, *weights: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
@@ -52,13 +55,24 @@ def attend(
     pad_B, pad_T_in = -B % B_MULTIPLE, -T_in % T_IN_MULTIPLE
     pad = (0, 0, 0, pad_B, 0, -T % STEPS)
     x, mask = F.pad(x, pad), mask if mask is None else F.pad(mask, pad)
-    memory, keys = (F.pad(tensor, (0, 0, 0, pad_T_in, 0, pad_B)) for tensor in (memory, keys))
+    pad_text = (0, 0, 0, pad_T_in, 0, pad_B)
+    memory, keys = (F.pad(tensor, pad_text).contiguous() for tensor in (memory, keys))
     # Added clips are not marked as padding: softmax over nothing would be NaN.
     padding = F.pad(F.pad(padding, (0, pad_T_in), value=True), (0, 0, 0, pad_B), value=False)
     features, contexts, alignment = decoder_scan.attend(
         x, memory, keys, padding, *weights, mask=mask, loops=LOOPS, **options
     )
     return features[:T, :B], contexts[:T, :B], alignment[:T, :B, :T_in]
+
+
+def graph_shapes(shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The sizes (B, T_in) that those of batches are rounded up to, the largest first, so that
+    buffers grow once."""
+    rounded = {
+        (triton.cdiv(B, B_MULTIPLE) * B_MULTIPLE, triton.cdiv(T_in, T_IN_MULTIPLE) * T_IN_MULTIPLE)
+        for B, T_in in shapes
+    }
+    return sorted(rounded, key=lambda shape: (math.prod(shape), shape), reverse=True)
 
 
 # The loops, as in decoder_scan
@@ -104,10 +118,9 @@ def _lstm_backward(weight_hh: Tensor, scale: float) -> Callable[..., None]:
         mask: Tensor | None,
         d_output: Tensor,
     ) -> None:
-        through, keep = decoder_scan.coefficients(d_gates, cell, mask, scale)
         after = d_next
         for t in reversed(range(len(d_gates))):
-            _cell_backward(d_gates[t], d_output[t], after, weight_hh, d_cell, through[t], keep[t])
+            _cell_backward(d_gates, cell, mask, scale, t, d_output[t], after, weight_hh, d_cell)
             after = d_gates[t]
         d_next.copy_(after)
 
@@ -143,7 +156,7 @@ def _attend_forward(
             )  # fmt: skip
             attention[B, _blocks(E, COLUMNS)](
                 scores, memory, past[t], past[t + 1], features[t + 1], T_in, E, H, W,
-                features.stride(1), _power(T_in), CHARACTERS, COLUMNS,
+                features.stride(1), CHARACTERS, COLUMNS,
             )  # fmt: skip
 
     return run
@@ -167,8 +180,9 @@ def _attend_backward_steps(
         weights: Tensor,
         slopes: Tensor,
         spread: Tensor,
-        through: Tensor,
-        keep: Tensor,
+        cell: Tensor,
+        mask: Tensor | None,
+        scale: float,
     ) -> None:
         after = d_next
         for t in reversed(range(len(d_gates))):
@@ -176,15 +190,15 @@ def _attend_backward_steps(
                 after, recurrent, d_all[t], B, H + E, 4 * H,
                 _rows(B), COLUMNS, DEPTH, _precision(),
             )  # fmt: skip
-            weight_gradient[B, _blocks(T_in, CHARACTERS)](
+            attention_gradient[B, _blocks(T_in, CHARACTERS)](
                 d_all[t], memory, d_past, None if d_weights is None else d_weights[t], d_weight,
-                T_in, E, H, H + E, d_weights is not None, CHARACTERS, COLUMNS,
+                T_in, E, H, H + E, d_weights is not None, CHARACTERS, DEPTH,
             )  # fmt: skip
             score_gradient[B, 1 + _blocks(T_in, CHARACTERS)](
                 d_weight, weights[t], slopes[t], spread[t], d_scores[t], d_query[t], d_past,
-                T_in, A, W, weights.stride(1), _power(T_in), CHARACTERS, _power(A), _power(W),
+                T_in, A, W, weights.stride(1), CHARACTERS, _power(A), _power(W),
             )  # fmt: skip
-            _cell_backward(d_gates[t], d_all[t], d_query[t], query, d_cell, through[t], keep[t])
+            _cell_backward(d_gates, cell, mask, scale, t, d_all[t], d_query[t], query, d_cell)
             after = d_gates[t]
         d_next.copy_(after)
 
@@ -217,17 +231,20 @@ def _lstm_step(
 
 def _cell_backward(
     gates: Tensor,
+    cell: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    t: int,
     d_output: Tensor,
     x: Tensor,
     weight: Tensor,
     d_cell: Tensor,
-    through: Tensor,
-    keep: Tensor,
 ) -> None:
-    (B, H), rows = d_cell.shape, _rows(len(gates))
+    (B, H), rows = d_cell.shape, _rows(len(d_cell))
     cell_backward[_blocks(H, COLUMNS), _blocks(B, rows)](
-        gates, d_output, x, weight, d_cell, through, keep, B, H, weight.size(0),
-        d_output.stride(0), rows, COLUMNS, DEPTH, _precision(),
+        gates[t], cell[t], cell[t + 1], None if mask is None else mask[t], scale, d_output, x,
+        weight, d_cell, B, H, weight.size(0), d_output.stride(0), mask is not None, rows, COLUMNS,
+        DEPTH, _precision(),
     )  # fmt: skip
 
 
@@ -241,7 +258,7 @@ def _precision() -> str:
 
 
 def _power(n: int) -> int:
-    """The power of two that a block of ``n`` takes."""
+    """The size of a block that holds ``n``: a power of two, 16 or more."""
     return max(16, triton.next_power_of_2(n))
 
 
@@ -268,41 +285,14 @@ def _captured(
     def run(*tensors: Tensor | None) -> None:
         nonlocal ready
         if ready is None:
-            ready = _find_graph(prepare, constants, scale, n_written, tensors)
+            specs = [
+                x if x is None else (x.shape, x.dtype, x.device) for x in (*constants, *tensors)
+            ]
+            ready = _graph(_precision(), prepare, scale, len(constants), n_written, *specs)
+            ready.load(constants)
         ready(*tensors)
 
     return run
-
-
-_cannot_capture = False  # a capture has failed, so no other is tried
-
-
-def _find_graph(
-    prepare: Callable[..., Callable[..., None]],
-    constants: Sequence[Tensor],
-    scale: float,
-    n_written: int,
-    tensors: Sequence[Tensor | None],
-) -> Callable[..., None]:
-    """A graph for these shapes, with these constants; the plain ``run`` if the capture fails."""
-    global _cannot_capture
-    specs = [
-        tensor if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
-        for tensor in (*constants, *tensors)
-    ]
-    try:
-        if not _cannot_capture:
-            graph = _graph(_precision(), prepare, scale, len(constants), n_written, *specs)
-            graph.load(constants)
-            return graph
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        _cannot_capture = True
-        reason = str(error).partition("\n")[0]
-        print(f"warning: CUDA graph capture failed ({reason}); continuing without graphs, slower")
-    run = prepare(*constants, scale)
-    return lambda *tensors: run(*(x if x is None else x.contiguous() for x in tensors))
 
 
 class _Graph:
@@ -321,40 +311,49 @@ class _Graph:
         self.constants, self.tensors = buffers[:n_constants], buffers[n_constants:]
         self.prepare, self.scale, self.n_written = prepare, scale, n_written
         self.run = prepare(*self.constants, scale)  # it may own buffers, too
-        self.graph = self._capture() if self.constants[0].is_cuda else None
+        can_capture = self.constants[0].is_cuda and not _cannot_capture
+        self.graph = self._capture() if can_capture else None
 
     def load(self, constants: Sequence[Tensor]) -> None:
-        for buffer, tensor in zip(self.constants, constants, strict=True):
-            buffer.copy_(tensor)
+        _copy(self.constants, constants)
         if self.graph is None:  # on a CPU, products keep copies of their weights
             self.run = self.prepare(*self.constants, self.scale)
 
     def __call__(self, *tensors: Tensor | None) -> None:
-        pairs = list(zip(self.tensors, tensors, strict=True))
-        for buffer, tensor in pairs:
-            if tensor is not None:
-                buffer.copy_(tensor)
+        _copy(self.tensors, tensors)
         if self.graph is None:
             self.run(*self.tensors)
         else:
             self.graph.replay()
-        for buffer, tensor in pairs[: self.n_written]:
-            tensor.copy_(buffer)
+        _copy(tensors[: self.n_written], self.tensors[: self.n_written])
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(current):  # restores it if the capture fails
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):  # kernels compile, and libraries allocate
+    def _capture(self) -> torch.cuda.CUDAGraph | None:
+        """A graph of ``run``; None if it cannot be captured."""
+        global _cannot_capture
+        current, stream, graph = torch.cuda.current_stream(), _stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):  # kernels compile, and libraries allocate
+            self.run(*self.tensors)
+        current.wait_stream(stream)
+        # The loader's thread may pin memory meanwhile: stricter modes forbid it.
+        options = {"pool": _pool(), "stream": stream, "capture_error_mode": "thread_local"}
+        try:
+            # The outer context restores the stream if the capture fails.
+            with torch.cuda.stream(current), torch.cuda.graph(graph, **options):
                 self.run(*self.tensors)
-            current.wait_stream(stream)
-            # The loader's thread may pin memory meanwhile: stricter modes forbid it.
-            with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
-                self.run(*self.tensors)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            _cannot_capture = True
+            reason = str(error).partition("\n")[0]
+            print(
+                f"warning: CUDA graph capture failed ({reason}); continuing without graphs, slower"
+            )
+            return None
         return graph
 
 
+_cannot_capture = False  # a capture has failed, so no other is tried
 _graph = lru_cache(maxsize=MAX_GRAPHS)(_Graph)
 _flat: dict[tuple, Tensor] = {}
 
@@ -369,10 +368,26 @@ def _buffer(i: int, shape: torch.Size, dtype: torch.dtype, device: torch.device)
     return flat[:n].view(shape)
 
 
+def _copy(to: Sequence[Tensor | None], of: Sequence[Tensor | None]) -> None:
+    """Copy tensors, all of one type by one launch."""
+    pairs = defaultdict(list)
+    for pair in zip(to, of, strict=True):
+        if pair[1] is not None:
+            pairs[pair[0].dtype].append(pair)
+    for some in pairs.values():
+        torch._foreach_copy_(*map(list, zip(*some, strict=True)))
+
+
 @lru_cache(maxsize=1)
 def _pool() -> Any:
     """A memory pool for the temporaries of all graphs, since no two run at the same time."""
     return torch.cuda.graph_pool_handle()
+
+
+@lru_cache(maxsize=1)
+def _stream() -> torch.cuda.Stream:
+    """Where all graphs are captured. Libraries keep memory for each stream that they have seen."""
+    return torch.cuda.Stream()
 
 
 # Kernels
@@ -394,7 +409,7 @@ def lstm_step(
     HAS_MASK: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Activates gates (B, 4H), to which it adds state (B, K) @ weight (4H, K).T; writes the next
+    """Adds state (B, K) @ weight (4H, K).T to gates (B, 4H) and activates them; writes the next
     cell and hidden state (B, H). The weight has the four gates of a unit in consecutive rows."""
     b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(0) * 4 * UNITS + tl.arange(0, 4 * UNITS)[None, :]
@@ -428,22 +443,30 @@ def lstm_step(
 
 @triton.jit
 def cell_backward(
-    gates, d_output, x, weight, d_cell, through, keep, B, H, K, stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    gates, cell, cell_out, mask, scale, d_output, x, weight, d_cell, B, H, K, stride,
+    HAS_MASK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Turns the coefficients in gates (B, 4H) into gradients. The hidden state's is d_output
-    (B, H) + x (B, K) @ weight (K, H). d_cell (B, H) moves to the step before."""
+    """Turns activated gates (B, 4H) into their gradients. The gradient of the hidden state is
+    d_output (B, H) + x (B, K) @ weight (K, H); that of the cell, d_cell (B, H), becomes the
+    gradient of the cell before."""
     u = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     here, place = (b < B) & (u < H), b * H + u
     d_hidden = tl.load(d_output + b * stride + u, here, 0.0)
     d_hidden = product(x, weight, d_hidden, b, u, B, H, K, BLOCK_K, PRECISION)
-    d_c = tl.load(d_cell + place, here, 0.0) + d_hidden * tl.load(through + place, here, 0.0)
+    if HAS_MASK:
+        d_hidden = tl.where(tl.load(mask + place, here, 0), d_hidden * scale, 0.0)
     gate = gates + b * (4 * H) + u
-    for i in tl.static_range(3):
-        tl.store(gate + i * H, tl.load(gate + i * H, here, 0.0) * d_c, here)
-    tl.store(gate + 3 * H, tl.load(gate + 3 * H, here, 0.0) * d_hidden, here)
-    tl.store(d_cell + place, d_c * tl.load(keep + place, here, 0.0), here)
+    i, f = tl.load(gate, here, 0.0), tl.load(gate + H, here, 0.0)
+    g, o = tl.load(gate + 2 * H, here, 0.0), tl.load(gate + 3 * H, here, 0.0)
+    c = tanh(tl.load(cell_out + place, here, 0.0))
+    d_c = tl.load(d_cell + place, here, 0.0) + d_hidden * o * (1 - c * c)
+    tl.store(gate, d_c * g * i * (1 - i), here)
+    tl.store(gate + H, d_c * tl.load(cell + place, here, 0.0) * f * (1 - f), here)
+    tl.store(gate + 2 * H, d_c * i * (1 - g * g), here)
+    tl.store(gate + 3 * H, d_hidden * c * o * (1 - o), here)
+    tl.store(d_cell + place, d_c * f, here)
 
 
 @triton.jit
@@ -519,39 +542,44 @@ def score(
 @triton.jit
 def attention(
     scores, memory, past, past_out, state_out, T_in, E, H, W, stride,
-    TEXT: tl.constexpr, CHARACTERS: tl.constexpr, COLUMNS: tl.constexpr,
+    CHARACTERS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Softmax of a clip's scores; a block of its context; the weights and their new sum."""
     b, block = tl.program_id(0), tl.program_id(1)
-    n = tl.arange(0, TEXT)
-    values = tl.load(scores + b * T_in + n, n < T_in, -float("inf"))
-    most = tl.max(values, 0)
-    exps = tl.exp(values - most)
-    total = tl.sum(exps, 0)
-    if block == 0:
-        length = T_in + W - 1
-        place = b * 2 * length + W // 2 + n
-        weights, real = exps / total, n < T_in
-        before = tl.load(past + place + length, real, 0.0)
-        tl.store(past_out + place, weights, real)
-        tl.store(past_out + place + length, before + weights, real)
-    e = block * COLUMNS + tl.arange(0, COLUMNS)
-    context = tl.zeros((COLUMNS,), tl.float32)
+    scores += b * T_in
+    n = tl.arange(0, CHARACTERS)
+    most = tl.full((CHARACTERS,), -float("inf"), tl.float32)
     for start in range(0, T_in, CHARACTERS):
-        m = start + tl.arange(0, CHARACTERS)
-        value = tl.load(scores + b * T_in + m, m < T_in, -float("inf"))
+        most = tl.maximum(most, tl.load(scores + start + n, start + n < T_in, -float("inf")))
+    most = tl.max(most, 0)
+    e = block * COLUMNS + tl.arange(0, COLUMNS)
+    total, context = tl.zeros((CHARACTERS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
+    for start in range(0, T_in, CHARACTERS):
+        m = start + n
+        exps = tl.exp(tl.load(scores + m, m < T_in, -float("inf")) - most)
         rows = tl.load(
             memory + (b * T_in + m[:, None]) * E + e[None, :],
             (m[:, None] < T_in) & (e[None, :] < E), 0.0,
         )  # fmt: skip
-        context += tl.sum((tl.exp(value - most) / total)[:, None] * rows, 0)
-    tl.store(state_out + b * stride + H + e, context, e < E)
+        total += exps
+        context += tl.sum(exps[:, None] * rows, 0)
+    total = tl.sum(total, 0)
+    tl.store(state_out + b * stride + H + e, context / total, e < E)
+    if block == 0:
+        length = T_in + W - 1
+        for start in range(0, T_in, CHARACTERS):
+            m = start + n
+            weights = tl.exp(tl.load(scores + m, m < T_in, -float("inf")) - most) / total
+            place = b * 2 * length + W // 2 + m
+            before = tl.load(past + place + length, m < T_in, 0.0)
+            tl.store(past_out + place, weights, m < T_in)
+            tl.store(past_out + place + length, before + weights, m < T_in)
 
 
 @triton.jit
-def weight_gradient(
+def attention_gradient(
     d_all, memory, d_past, d_weights, d_weight, T_in, E, H, stride,
-    HAS_WEIGHTS: tl.constexpr, CHARACTERS: tl.constexpr, COLUMNS: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr, CHARACTERS: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a clip's attention weights, from the context, later steps and the output."""
     b = tl.program_id(0)
@@ -561,8 +589,8 @@ def weight_gradient(
     d += tl.load(d_past + (b * 2 + 1) * T_in + n, real, 0.0)
     if HAS_WEIGHTS:
         d += tl.load(d_weights + b * T_in + n, real, 0.0)
-    for start in range(0, E, COLUMNS):
-        e = start + tl.arange(0, COLUMNS)
+    for start in range(0, E, BLOCK_E):
+        e = start + tl.arange(0, BLOCK_E)
         context = tl.load(d_all + b * stride + H + e, e < E, 0.0)
         rows = tl.load(
             memory + (b * T_in + n[:, None]) * E + e[None, :],
@@ -575,14 +603,17 @@ def weight_gradient(
 @triton.jit
 def score_gradient(
     d_weight, weights, slopes, spread, d_scores, d_query, d_past, T_in, A, W, stride,
-    TEXT: tl.constexpr, CHARACTERS: tl.constexpr, FEATURES: tl.constexpr, WINDOW: tl.constexpr,
+    CHARACTERS: tl.constexpr, FEATURES: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Softmax backward for a clip. The first program writes the gradients of scores and query, the
-    others each a block of those of the last weights and of their sum."""
+    """Softmax backward for a clip. The first program writes the gradients of scores and query. Each
+    of the others writes those of the last weights and of their sum, for a block of characters."""
     b, block = tl.program_id(0), tl.program_id(1) - 1
     w, d = weights + b * stride, d_weight + b * T_in
-    n = tl.arange(0, TEXT)
-    total = tl.sum(tl.load(d + n, n < T_in, 0.0) * tl.load(w + n, n < T_in, 0.0), 0)
+    total = tl.zeros((CHARACTERS,), tl.float32)
+    for start in range(0, T_in, CHARACTERS):
+        n = start + tl.arange(0, CHARACTERS)
+        total += tl.load(d + n, n < T_in, 0.0) * tl.load(w + n, n < T_in, 0.0)
+    total = tl.sum(total, 0)
     if block < 0:
         a = tl.arange(0, FEATURES)
         sums = tl.zeros((FEATURES,), tl.float32)

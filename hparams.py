@@ -30,7 +30,7 @@ class HParams:
     epochs_per_checkpoint: int = 2  # save a checkpoint every N epochs
     checkpoint_minutes: float = 10.0  # also every N minutes, mid-epoch; 0 turns it off
     keep_checkpoints: int = 2  # how many of the newest checkpoints to keep, besides the best
-    decoder: str = "auto"  # for training: triton (GPU), scan, reference (slow); auto: the fastest
+    decoder: str = "auto"  # for training: auto, triton (on a GPU), scan or reference (slow)
     precision: str = "fp32"  # for matrix products: fp32, tf32 (GPU only) or bf16
     deterministic: bool = False  # deterministic GPU algorithms, where torch has them
     check_memory: bool = True  # try the largest batches before training, to see that they fit
@@ -97,6 +97,7 @@ class HParams:
     learning_rate: float = 1e-3  # Adam's, constant
     weight_decay: float = 1e-6  # Adam's L2 penalty
     grad_clip_thresh: float = 1.0  # largest L2 norm of the whole gradient
+    loss: str = "padded"  # to minimise: averaged over padding too, as NVIDIA's, or masked
     guided_attention_weight: float = 0.0  # weight of that loss (Tachibana et al. 2018); 0: off
     guided_attention_sigma: float = 0.2  # guided attention: width of the unpenalised diagonal
     ignore_layers: tuple[str, ...] = ("embedding.weight",)  # not loaded by --warm_start
@@ -125,6 +126,7 @@ class HParams:
         for name, choices in (
             ("decoder", ("auto", "triton", "scan", "reference")),
             ("precision", ("fp32", "tf32", "bf16")),
+            ("loss", ("padded", "masked")),
             ("on_bad_clip", ("error", "skip")),
             ("batching_strategy", batching.STRATEGIES),
         ):
@@ -212,8 +214,9 @@ def create_hparams(
 
 
 def by_new_names(settings: dict[str, object]) -> dict[str, object]:
-    """Settings that an earlier version saved, by their names of today."""
-    return {RENAMED.get(name, name): value for name, value in settings.items()}
+    """Settings that an earlier version saved, by their names and values of today."""
+    settings = {RENAMED.get(name, name): value for name, value in settings.items()}
+    return settings | ({"decoder": "auto"} if settings.get("decoder") == "graph" else {})
 
 
 def settings_table() -> str:

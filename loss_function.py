@@ -12,7 +12,7 @@ from layers import length_mask
 class Loss(NamedTuple):
     """Scalars. ``mel``, ``mel_postnet`` and ``gate`` are means over padded tensors."""
 
-    objective: Tensor  # minimised by training: total + weight x guided_attention
+    objective: Tensor  # minimised by training: total or masked, + weight x guided_attention
     total: Tensor  # mel + mel_postnet + gate: NVIDIA's loss, as in the paper's Table 2
     mel: Tensor  # mean squared error before the postnet
     mel_postnet: Tensor  # mean squared error after it
@@ -28,12 +28,18 @@ class Tacotron2Loss(nn.Module):
         guided_attention_weight: weight of the guided attention loss (Tachibana et al. 2018),
             which penalises attention away from the diagonal. The paper does not use it.
         guided_attention_sigma: their g, the width of the unpenalised diagonal (0 to 1).
+        loss: which one the objective has, "padded" (total) or "masked". The two differ by a factor,
+            real / padded frames of the batch, so a badly padded batch counts less with "padded".
     """
 
     def __init__(
-        self, guided_attention_weight: float = 0.0, guided_attention_sigma: float = 0.2
+        self,
+        guided_attention_weight: float = 0.0,
+        guided_attention_sigma: float = 0.2,
+        loss: str = "padded",
     ) -> None:
         super().__init__()
+        self.loss = loss
         self.guided_attention_weight = guided_attention_weight
         self.guided_attention_sigma = guided_attention_sigma
 
@@ -59,7 +65,8 @@ class Tacotron2Loss(nn.Module):
         if self.guided_attention_weight:
             guided = self._guided_attention(output.alignment, batch)
         return Loss(
-            objective=total + self.guided_attention_weight * guided,
+            objective=(masked if self.loss == "masked" else total)
+            + self.guided_attention_weight * guided,
             total=total,
             mel=mel.mean(),
             mel_postnet=mel_postnet.mean(),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from checkpoint import random_state, set_random_state
 from cli import StopSignals, UserError
 from clips import Clip
 from data_utils import Batch, Item, MelDataset, batch_capacity, collate, training_sampler
+from decoder_scan import STEPS
 from device import choose_device, is_out_of_memory, peak_memory, synchronize
 from hparams import HParams
 from layers import kept_buffers
@@ -51,14 +53,14 @@ def explained(problem: str) -> Iterator[None]:
 
 def largest_batches(
     clips: Sequence[Clip], sampler: EpochBatchSampler, epochs: Iterable[int]
-) -> list[list[int]]:
+) -> tuple[list[list[int]], set[tuple[int, int]]]:
     """The batches of ``epochs`` that need the most memory: those with the largest padded mels,
-    padded texts, and alignments, and the most clips, without duplicates. Leaves ``sampler`` at the
-    last epoch.
+    padded texts, and alignments, and the most clips, without duplicates; and (B, T_in) of all
+    batches. Leaves ``sampler`` at the last epoch.
     """
     texts = np.array([len(clip.ids) for clip in clips])
     # Of mels, texts, alignments and recurrent states: size, and indices of clips.
-    largest = [(0, ())] * 4
+    largest, shapes = [(0, ())] * 4, set()
     for epoch in epochs:
         sampler.set_epoch(epoch)
         plan = sampler.plan
@@ -67,7 +69,8 @@ def largest_batches(
         for kind, sizes in enumerate((B * T_out, B * T_in, B * T_in * T_out, B)):
             j = int(sizes.argmax())
             largest[kind] = max(largest[kind], (int(sizes[j]), tuple(plan[j].tolist())))
-    return [list(indices) for indices in dict.fromkeys(indices for _, indices in largest)]
+        shapes |= set(zip(B.tolist(), T_in.tolist(), strict=True))
+    return [list(indices) for indices in dict.fromkeys(indices for _, indices in largest)], shapes
 
 
 def try_batches(
@@ -76,21 +79,40 @@ def try_batches(
     optimizer: Optimizer,
     dataset: MelDataset,
     batches: Sequence[Sequence[int]],
+    shapes: Iterable[tuple[int, int]],
     hparams: HParams,
     stop: StopSignals,
 ) -> None:
-    """Run forward and backward passes of each batch, and leave the model as it was.
+    """Run forward and backward passes of each batch, then of a few frames of each of ``shapes``
+    (B, T_in) that has CUDA graphs of its own. Leaves the model as it was; but if decoder_triton
+    fails, the model uses decoder_scan from then on.
 
     Raises:
         UserError: a batch does not fit; the message suggests a setting that does.
     """
+    trials = chain(
+        ([dataset[i] for i in indices] for indices in batches),
+        (
+            [blank(T_in, STEPS, hparams.n_mel_channels)] * B
+            for B, T_in in model.decoder.graph_shapes(shapes)
+        ),
+    )
+
+    def fits_somehow(items: list[Item]) -> bool:
+        try:
+            return fits(model, loss_function, optimizer, items)
+        except Exception as error:  # a kernel that does not compile for this size, say
+            if model.decoder.implementation != "triton":
+                raise
+            print(f"note: {model.decoder.give_up_triton(error)}")
+            return fits(model, loss_function, optimizer, items)
+
     states = random_state()
     with kept_buffers(model), ExitStack() as afterwards:
         afterwards.callback(set_random_state, states)
-        for indices in batches:
-            items = [dataset[i] for i in indices]
+        for items in trials:
             sizes = range(len(items), 0, -max(len(items) // 8, 1))
-            most = next((n for n in sizes if fits(model, loss_function, optimizer, items[:n])), 0)
+            most = next((n for n in sizes if fits_somehow(items[:n])), 0)
             if most < len(items):
                 fix = _suggestion(most / len(items), dataset, hparams)
                 raise UserError(f"{too_large(collate(items))}; {fix}")
@@ -119,6 +141,11 @@ def fits(
         if device.type == "cuda":
             torch.cuda.empty_cache()  # so that fragments do not affect the next trial
     return True
+
+
+def blank(T_in: int, T_out: int, n_mels: int) -> Item:
+    """A clip of this size."""
+    return Item(0, torch.zeros(T_in, dtype=torch.int64), torch.zeros(T_out, n_mels))
 
 
 def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:
@@ -173,7 +200,7 @@ def _capacity_fits(
 ) -> bool:
     hparams = dataclasses.replace(hparams, batch_capacity=capacity, batch_capacity_seconds=0.0)
     sampler = training_sampler(clips, hparams)
-    largest = largest_batches(clips, sampler, range(hparams.epochs))
+    largest, _ = largest_batches(clips, sampler, range(hparams.epochs))
     batches = [[clips[i] for i in indices] for indices in largest]
     peak = None
     with (
@@ -201,10 +228,12 @@ def _measure(hparams: HParams, batches: list[list[Clip]], memory_gib: float | No
         model = Tacotron2(hparams).to(device)
     except (RuntimeError, MemoryError):  # not even the weights fit
         return None
-    loss_function = Tacotron2Loss(hparams.guided_attention_weight, hparams.guided_attention_sigma)
+    loss_function = Tacotron2Loss(
+        hparams.guided_attention_weight, hparams.guided_attention_sigma, hparams.loss
+    )
     optimizer, n_mels = Adam(model.parameters()), hparams.n_mel_channels
     for clips in batches:
-        items = [Item(0, torch.tensor(c.ids), torch.zeros(c.n_frames, n_mels)) for c in clips]
+        items = [blank(len(clip.ids), clip.n_frames, n_mels) for clip in clips]
         if not fits(model, loss_function, optimizer, items):
             return None
     return peak_memory(device)

@@ -7,6 +7,7 @@ argument and result of each step, never kept on a module.
 import dataclasses
 import math
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,16 +42,19 @@ class InferenceOutput(NamedTuple):
     stopped: Tensor  # (B,) False if max_decoder_steps cut the clip off
 
 
-def fastest_decoder(device: torch.device) -> tuple[str, str]:
-    """The fastest implementation there, and why it is not triton; "" on a CPU."""
+def fastest_decoder(device: torch.device, dtype: torch.dtype | None) -> tuple[str, str]:
+    """The implementation to use there for training in ``dtype`` (None: fp32), and why it is not
+    triton; "" on a CPU."""
     if device.type != "cuda":
         return "scan", ""
     try:
         import decoder_triton  # noqa: F401
-    except ImportError as error:
-        return "scan", f"Triton cannot be used ({error})"
-    if torch.cuda.get_device_capability(device) < (7, 5):
-        return "scan", "Triton needs a GPU of compute capability 7.5 or more"
+    except Exception as error:  # missing, or not made for this PyTorch
+        return "scan", f"Triton cannot be used ({_in_one_line(error)})"
+    least = (8, 0) if dtype is torch.bfloat16 else (7, 5)
+    if torch.cuda.get_device_capability(device) < least:
+        needed = "{}.{}".format(*least)
+        return "scan", f"decoder=triton needs a GPU of compute capability {needed} or more"
     return "triton", ""
 
 
@@ -175,7 +179,7 @@ class Encoder(nn.Module):
                 x = dropout(F.relu(convolution(x)), self.p_dropout, self.training)
         x = x.transpose(1, 2).to(embedded.dtype)  # (B, T_in, D_encoder)
         if self.training and self.implementation != "reference" and not x.is_cuda:
-            return self._scan(x, lengths)  # on a GPU, cuDNN's LSTM is faster
+            return self._scan(x, lengths)  # on a GPU, cuDNN's LSTM
         packed = pack_padded_sequence(x, lengths, batch_first=True)
         memory, _ = pad_packed_sequence(
             self.lstm(packed)[0], batch_first=True, total_length=x.size(1)
@@ -308,10 +312,24 @@ class Decoder(nn.Module):
             *features, alignment = self._loop(*inputs)
         else:
             if self.implementation == "auto":
-                self.implementation, _ = fastest_decoder(memory.device)
+                self.implementation, _ = fastest_decoder(memory.device, dtype)
             *features, alignment = self._scan(*inputs, dtype)
         mel, gate = self.project(*features)  # (T_out, B, n_mels), (T_out, B)
         return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
+
+    def give_up_triton(self, problem: str | Exception) -> str:
+        """Use decoder_scan from now on; returns a note that says so."""
+        self.implementation = "scan"
+        problem = problem if isinstance(problem, str) else _in_one_line(problem)
+        return f"decoder=triton fails ({problem}); training uses decoder=scan"
+
+    def graph_shapes(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """One (B, T_in) for each CUDA graph that training on batches of ``shapes`` captures."""
+        if self.implementation != "triton":
+            return []
+        import decoder_triton
+
+        return decoder_triton.graph_shapes(shapes)
 
     def _loop(
         self,
@@ -498,7 +516,7 @@ class Tacotron2(nn.Module):
         self.training_dtype = None
         fast, notes = {part: part.implementation for part in (self.encoder, self.decoder)}, []
         if fast[self.decoder] == "auto":
-            fast[self.decoder], reason = fastest_decoder(batch.mel.device)
+            fast[self.decoder], reason = fastest_decoder(batch.mel.device, before[1])
             notes += [f"{reason}; training uses decoder=scan"] if reason else []
         for part in fast:
             part.implementation = "reference"
@@ -509,8 +527,7 @@ class Tacotron2(nn.Module):
             part.implementation = implementation
             problem = _difference(modules, self._outcome(batch))
             if problem and implementation == "triton" and part is self.decoder:
-                notes.append(f"decoder=triton fails ({problem}); training uses decoder=scan")
-                part.implementation = "scan"
+                notes.append(part.give_up_triton(problem))
                 problem = _difference(modules, self._outcome(batch))
             if problem:
                 part.implementation = "reference"
@@ -538,7 +555,7 @@ class Tacotron2(nn.Module):
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # a changed module may raise anything
-            return f"{type(error).__name__}: {error}".partition("\n")[0]
+            return _in_one_line(error)
         for name, gradient in zip(weights, gradients, strict=True):
             if gradient is not None:
                 outcome[f"gradient of {name}"] = gradient
@@ -611,6 +628,10 @@ class Tacotron2(nn.Module):
 def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:
     """Context in which convolutions run in ``dtype``; None: in their input's."""
     return torch.autocast(x.device.type, dtype, enabled=dtype is not None)
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _difference(modules: dict[str, Tensor], fast: dict[str, Tensor] | str) -> str | None:

@@ -179,26 +179,30 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     # Model
     torch.manual_seed(hparams.seed)
     model = Tacotron2(hparams).to(device)
-    loss_function = Tacotron2Loss(hparams.guided_attention_weight, hparams.guided_attention_sigma)
+    loss_function = Tacotron2Loss(
+        hparams.guided_attention_weight, hparams.guided_attention_sigma, hparams.loss
+    )
     optimizer = torch.optim.Adam(
         model.parameters(), lr=hparams.learning_rate, weight_decay=hparams.weight_decay
     )
-    name, threads = device_name(device), torch.get_num_threads()
-    used = f"{name}, {threads} threads" if device.type == "cpu" else name
-    print(f"training on {used}, {hparams.precision}")
 
     # Checkpoint
     if source:
         checkpoint.load_weights(model, state, source, ignore_layers)
     if "optimizer" in state:
         checkpoint.load_optimizer(optimizer, state, source, model)
+    # On a GPU, enough clips and symbols for several programs of each kernel.
+    n_copies, n_symbols = (10, 45) if device.type == "cuda" else (1, 20)
     short = [
-        item._replace(ids=item.ids[:n_symbols], mel=item.mel[:10])
-        for item, n_symbols in ((train_set[0], 20), (train_set[-1], 15))
+        item._replace(ids=item.ids[:n], mel=item.mel[:10])
+        for item, n in ((train_set[0], n_symbols), (train_set[-1], 3 * n_symbols // 4))
     ]
     with full_precision():
-        for note in model.check_fast_path(data_utils.collate(short).to(device)):
+        for note in model.check_fast_path(data_utils.collate(short * n_copies).to(device)):
             print(f"note: {note}")
+    name, threads = device_name(device), torch.get_num_threads()
+    used = f"{name}, {threads} threads" if device.type == "cpu" else name
+    print(f"training on {used}, {hparams.precision}, decoder={model.decoder.implementation}")
     if resuming:
         checkpoint.set_aside(folder, source)
     with replacing(folder / "hparams.json") as file:
@@ -234,6 +238,20 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
 
     # Loop
     try:
+        # A run that is killed before its first step can be resumed too.
+        first = None if resuming else save()
+        if hparams.check_memory:
+            epochs = range(progress.epoch, hparams.epochs)
+            trial = memory.largest_batches(train_clips, sampler, epochs)
+            try:
+                memory.try_batches(
+                    model, loss_function, optimizer, train_set, *trial, hparams, stop
+                )
+            except UserError:
+                if first:  # free the folder for the settings that the error suggests
+                    first.unlink()
+                raise
+
         trained_by = {  # times compare only where these are the same
             "device": name,
             "threads": threads,
@@ -242,25 +260,11 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             "precision": hparams.precision,
         }
         logger.write("start", progress.epoch, progress.step, trained_by)
-        # A run that is killed before its first step can be resumed too.
-        first = None if resuming else save()
-        if hparams.check_memory:
-            epochs = range(progress.epoch, hparams.epochs)
-            largest = memory.largest_batches(train_clips, sampler, epochs)
-            try:
-                memory.try_batches(
-                    model, loss_function, optimizer, train_set, largest, hparams, stop
-                )
-            except UserError:
-                if first:  # free the folder for the settings that the error suggests
-                    first.unlink()
-                raise
-
         sampler.load_state_dict({"epoch": progress.epoch, "batch": progress.batch})
         while progress.epoch < hparams.epochs:
             epoch = progress.epoch
             sampler.set_epoch(epoch)
-            n_batches = len(sampler)
+            n_batches = len(sampler.steps)
 
             # Train
             model.train()

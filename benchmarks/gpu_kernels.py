@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from decoder_scan import STEPS
@@ -30,6 +32,7 @@ from model import Decoder
 # shared memory that a block may use.
 ARCHITECTURES = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227}
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.bool: "*i1"}
+NO_KERNEL = "empty", "new_empty", "detach", "alias", "device", "_unsafe_view"
 FLOPS = {  # of a launch, from its arguments
     "lstm_step": lambda a: 8 * a["B"] * a["H"] * a["K"],
     "cell_backward": lambda a: 2 * a["B"] * a["H"] * a["K"],
@@ -37,7 +40,7 @@ FLOPS = {  # of a launch, from its arguments
     "project": lambda a: 2 * a["B"] * a["N"] * a["K"],
     "score": lambda a: 2 * len(a["keys"]) * a["T_in"] * a["A"] * (2 * a["W"] + 1),
     "attention": lambda a: 2 * len(a["memory"]) * a["T_in"] * a["E"],
-    "weight_gradient": lambda a: 2 * len(a["memory"]) * a["T_in"] * a["E"],
+    "attention_gradient": lambda a: 2 * len(a["memory"]) * a["T_in"] * a["E"],
     "score_gradient": lambda a: 2 * len(a["slopes"]) * a["T_in"] * (a["A"] + 2 * a["W"]),
 }
 
@@ -56,7 +59,7 @@ class Launch(NamedTuple):
         return sum(x.numel() * x.itemsize for x in tensors)
 
     @property
-    def to_sms(self) -> int:
+    def n_loaded(self) -> int:
         """The bytes that its programs load: of a product, each a block of both factors."""
         a = self.arguments
         if "weight" not in a:
@@ -65,15 +68,33 @@ class Launch(NamedTuple):
         return self.n_programs * a["K"] * (4 * a["ROWS"] + columns * a["weight"].itemsize)
 
 
-def launches(B: int, T_in: int, dtype: torch.dtype) -> list[Launch]:
-    """What STEPS frames of the full model's decoder start in training."""
+class Operations(TorchDispatchMode):
+    """Counts PyTorch's operations that start kernels, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name = function.overloadpacket.__name__
+        if not (function.is_view or name.startswith(NO_KERNEL)):
+            self.counts[name] += 1
+        return function(*arguments, **(options or {}))
+
+
+def launches(
+    B: int, T_in: int, dtype: torch.dtype, T_out: int = STEPS
+) -> tuple[list[Launch], Counter]:
+    """The kernels and PyTorch's operations that the recurrences of ``T_out`` frames start in a
+    training step of the full model."""
     from triton.runtime.jit import JITFunction
 
     hparams = HParams(decoder="triton")
     memory = torch.zeros(B, T_in, hparams.encoder_embedding_dim, requires_grad=True)
-    mel = torch.zeros(B, hparams.n_mel_channels, STEPS)
+    mel = torch.zeros(B, hparams.n_mel_channels, T_out)
     padding = torch.zeros(B, T_in, dtype=torch.bool)
-    with patch.object(JITFunction, "run", autospec=True) as start:  # which runs nothing
+    # The first runs nothing.
+    with patch.object(JITFunction, "run", autospec=True) as start, Operations() as operations:
         outputs = Decoder(hparams)(memory, mel, padding, dtype)
         sum(output.sum() for output in outputs).backward()
     found = []
@@ -81,7 +102,7 @@ def launches(B: int, T_in: int, dtype: torch.dtype) -> list[Launch]:
         kernel, *arguments = call.args
         named = dict(zip(kernel.arg_names, arguments, strict=True))
         found.append(Launch(kernel, named, math.prod(call.kwargs["grid"])))
-    return found
+    return found, operations.counts
 
 
 def compiled(launch: Launch, architecture: int) -> tuple[int, int, int]:
@@ -130,11 +151,14 @@ def main() -> None:
         raise UserError(f"Triton cannot be used ({error}); pip install triton, on Linux") from None
     torch.backends.cuda.matmul.allow_tf32 = args.precision == "tf32"
     dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
-    found = launches(args.batch_size, args.characters, dtype)
+    sizes = args.batch_size, args.characters, dtype
+    found, once = launches(*sizes)
+    others = launches(*sizes, 2 * STEPS)[1] - once  # of STEPS frames more
+    copies = others.pop("_foreach_copy_")
     names = [f"sm_{architecture}" for architecture in ARCHITECTURES]
     print(f"{args.batch_size} clips, {args.characters} characters, {args.precision}")
     print("Registers of a thread, KiB of shared memory of a block:")
-    print(f"| kernel | K | Mflop | MB | MB to the SMs | programs | {' | '.join(names)} |")
+    print(f"| kernel | K | Mflop | MB | MB loaded | programs | {' | '.join(names)} |")
     print(f"|---|--:|--:|--:|--:|--:|{'--:|' * len(names)}")
     problems = []
     for (name, K), launch in {
@@ -151,16 +175,18 @@ def main() -> None:
                 what = f"{spilled} bytes spilled, {shared / 1024:.0f} KiB of shared memory"
                 problems.append(f"{name} on sm_{architecture}: {what}, of {most}")
         numbers = f"{FLOPS[name](launch.arguments) / 1e6:.1f} | {launch.n_bytes / 1e6:.1f}"
-        numbers += f" | {launch.to_sms / 1e6:.1f} | {launch.n_programs}"
+        numbers += f" | {launch.n_loaded / 1e6:.1f} | {launch.n_programs}"
         print(f"| {name} | {K} | {numbers} | {' | '.join(cells)} |", flush=True)
     flops = sum(FLOPS[launch.kernel.__name__](launch.arguments) for launch in found) / STEPS
-    n_bytes, to_sms = (
+    n_bytes, n_loaded = (
         sum(sizes) / STEPS / 1e6
-        for sizes in zip(*((launch.n_bytes, launch.to_sms) for launch in found), strict=True)
+        for sizes in zip(*((launch.n_bytes, launch.n_loaded) for launch in found), strict=True)
     )
     print(
         f"{len(found) / STEPS:g} kernels a frame, {flops / 1e6:.0f} Mflop, {n_bytes:.0f} MB, "
-        f"{to_sms:.0f} MB to the SMs\n" + ("\n".join(problems) or "nothing spills")
+        f"{n_loaded:.0f} MB loaded; and for each {STEPS} frames {others.total()} of PyTorch's "
+        f"operations in the graphs, and {copies} copies outside\n"
+        + ("\n".join(problems) or "nothing spills")
     )
     sys.exit(bool(problems))
 

@@ -9,6 +9,7 @@ that fit.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -26,11 +27,13 @@ import numpy as np
 import torch
 
 from benchmarks.bench_data import write_noise
-from benchmarks.bench_step import Shape, epoch_shapes, open_pool, take_step
+from benchmarks.bench_step import Shape, epoch_shapes, noise_batch, open_pool, take_step
 from benchmarks.soak import MODEL
 from checkpoint import load_newest
 from cli import ArgumentParser, exit_on_user_error
-from device import device_name
+from device import choose_device, device_name, synchronize
+from hparams import create_hparams
+from model import Tacotron2
 from scripts.lengths import ljspeech_lengths
 from scripts.paper import PAPER
 from scripts.runs import load_run
@@ -60,6 +63,21 @@ def tests(smoke: bool) -> Rows:
     files = ["tests/test_decoder_triton.py", "tests/test_decoder_scan.py", "tests/test_model.py"]
     printed = call("-m", "pytest", "-v", *(files[1:2] if smoke else files), seconds=150)
     return [{"tests": printed.strip().splitlines()[-1]}]
+
+
+def checks(smoke: bool) -> Rows:
+    """How long the fast path is checked before training, with and without compiling."""
+    hparams = create_hparams(MODEL if smoke else "")
+    device = choose_device(hparams)
+    model = Tacotron2(hparams).to(device)
+    batch, rows = noise_batch(hparams, [20, 15], [10, 10]).to(device), []
+    for name in ("first", "second"):
+        start = time.perf_counter()
+        notes = "; ".join(model.check_fast_path(batch))
+        synchronize(device)
+        row = {"check": name, "s": time.perf_counter() - start}
+        rows.append(row | {"decoder": model.decoder.implementation, "notes": notes})
+    return rows
 
 
 def timed(name: str, shapes: list[Shape], rounds: int, smoke: bool, update: bool) -> Rows:
@@ -110,10 +128,11 @@ def epochs(smoke: bool) -> Rows:
             plans.append((name, shapes, share))
         every = [shape for _, shapes, _ in plans for shape in shapes]
         taken = iter(timed(implementation, every, 1, smoke, update=True))
-        minutes = {
-            name: sum(next(taken)["ms"] for _ in shapes) / share / 60e3
-            for name, shapes, share in plans
-        }
+        minutes = {}
+        for name, shapes, share in plans:
+            steps_taken = [next(taken)["ms"] for _ in shapes]
+            fits = "out of memory" not in steps_taken
+            minutes[name] = sum(steps_taken) / share / 60e3 if fits else math.nan
         for name, time_taken in minutes.items():
             saved = 100 * (1 - time_taken / minutes["RAND"])
             paper = 100 * (1 - PAPER[name]["minutes"] / PAPER["RAND"]["minutes"])
@@ -211,6 +230,7 @@ PARTS: dict[str, Callable[[bool], Rows]] = {
     "Steps, each beside NVIDIA's loop in fp32": steps,
     "An epoch of LJSpeech": epochs,
     "Five epochs of the full model": training,
+    "The check of the fast path": checks,
     "Tests": tests,
     "Memory": capacity,
 }

@@ -31,7 +31,7 @@ echo
 "$PYTHON" scripts/compare_runs.py runs/demo/RAND runs/demo/SSB-DBS-BR
 cat <<END
 
-(Steps are decoder steps per epoch. They set the time on a GPU; on a CPU, padding counts too.
+(Steps are decoder steps per epoch. The paper's GPU times follow them; on a CPU, padding counts too.
 Times are wall-clock: other programs on this machine change them.)
 
 Curves, pictures, audio:   $PYTHON -m tensorboard.main --logdir runs/demo

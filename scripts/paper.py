@@ -27,6 +27,7 @@ PAPER = {
     )
 }
 EXPERIMENTS = tuple(PAPER)
+MORE_EXPERIMENTS = ("RAND-DBS", "BKT-DBS-BR", "ATS-DBS-BR")  # which it does not have
 PAPER_BATCHES = {name.removesuffix("-BR"): row["n_batches"] for name, row in PAPER.items()}
 PAPER_BATCHES["RAND-DBS"] = 606
 PAPER_REDUCTION = {"SSB-BR": 29.98, "SB-BR": 36.57, "SSB-DBS-BR": 41.25}  # Table 3, percent

@@ -42,7 +42,13 @@ from files import locked, require_space
 from hparams import PRESETS, HParams, format_overrides, parse_overrides
 from model import Tacotron2
 from scripts.lengths import EXAMPLE_CLIPS
-from scripts.paper import BATCHING, EXPERIMENTS, PARAMETERS, experiment_settings
+from scripts.paper import (
+    BATCHING,
+    EXPERIMENTS,
+    MORE_EXPERIMENTS,
+    PARAMETERS,
+    experiment_settings,
+)
 from scripts.prepare_ljspeech import read_corpus, split, write_filelist
 from scripts.runs import difference, load_run, load_settings
 
@@ -65,9 +71,9 @@ class Job(NamedTuple):
 
 
 def experiments(text: str) -> list[str]:
-    names = text.split()
-    if not names or set(names) - set(EXPERIMENTS):
-        raise argparse.ArgumentTypeError(f"'{text}': use some of {' '.join(EXPERIMENTS)}")
+    names, known = text.split(), (*EXPERIMENTS, *MORE_EXPERIMENTS)
+    if not names or set(names) - set(known):
+        raise argparse.ArgumentTypeError(f"'{text}': use some of {' '.join(known)}")
     return list(dict.fromkeys(names))
 
 
@@ -93,7 +99,7 @@ def parse_args() -> argparse.Namespace:
         help='one run per seed, as in "0 1000 2000"; epoch e is planned from seed + e, so keep '
         "seeds further apart than the number of epochs (default: %(default)s)")
     add("--only", type=experiments, default=" ".join(EXPERIMENTS),
-        help="experiments to train (default: %(default)s)")
+        help=f"experiments to train, also {' '.join(MORE_EXPERIMENTS)} (default: %(default)s)")
     add("--limit", type=positive, metavar="N", help="use at most N clips, chosen at random")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change in all runs")
     add("--preset", choices=PRESETS, help="settings preset (default: paper)")
@@ -164,8 +170,8 @@ def select_parameters(args: argparse.Namespace, lengths: list[int]) -> None:
             if name not in parse_overrides(args.hparams):
                 args.settings[name] = data_utils.like_ssb(lengths, base, strategy)
         except ValueError as error:
-            if f"{strategy}-BR" in args.only:
-                fix = f"give {name} in --hparams, or leave {strategy}-BR out of --only"
+            if any(experiment.startswith(strategy) for experiment in args.only):
+                fix = f"give {name} in --hparams, or leave {strategy} out of --only"
                 raise UserError(f"{strategy} cannot pad like SSB here ({error}); {fix}") from None
 
 

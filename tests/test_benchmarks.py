@@ -11,7 +11,7 @@ import torch
 from conftest import NO_DROPOUT
 
 import model
-from benchmarks import bench_data, bench_step
+from benchmarks import bench_data, bench_step, gpu_report
 from benchmarks.bench_step import Trainer, noise_batch, open_pool, take_step
 from benchmarks.soak import MODEL
 from cli import UserError
@@ -134,3 +134,28 @@ def test_nothing_is_printed_before_a_refusal(bench, capsys, benchmark, options, 
     with pytest.raises(UserError, match=message):
         bench(benchmark, options)
     assert not capsys.readouterr().out
+
+
+def test_the_gpu_report_goes_on_after_a_part_that_fails(tmp_path, monkeypatch, capsys):
+    def fail(smoke: bool) -> gpu_report.Rows:
+        raise RuntimeError("no kernel image\nis available")
+
+    parts = {"One": gpu_report.checks, "Two": fail, "Three": lambda _: [{"ms": 1234.5678}]}
+    monkeypatch.setattr(gpu_report, "PARTS", parts)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # main() does; this puts it back
+    monkeypatch.setattr(sys, "argv", ["gpu_report.py", "--smoke", "--output", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"^FAILED: Two; see above$"):
+        gpu_report.main()
+    report = (tmp_path / "report.md").read_text()
+    assert "| RuntimeError: no kernel image is available |" in report and "| 1,234.57 |" in report
+    assert re.search(r"\| second \| [\d.]+ \| (scan|triton) \|  \|", report)
+    assert '"Three"' in (tmp_path / "report.json").read_text()
+
+
+def test_an_epoch_with_a_batch_that_does_not_fit_has_no_time(monkeypatch):
+    def timed(name: str, shapes: list, *_, **__) -> gpu_report.Rows:
+        return [{"ms": "out of memory" if len(frames) > 16 else 60.0} for _, frames in shapes]
+
+    monkeypatch.setattr(gpu_report, "timed", timed)
+    times = {row["batching"]: row["min/epoch"] for row in gpu_report.epochs(smoke=True)}
+    assert times["RAND"] > 0 and times["SSB-DBS-BR"] != times["SSB-DBS-BR"]

@@ -237,7 +237,16 @@ def test_everything_that_is_wrong_is_in_one_report(corpus, bad_wavs, hparams, ca
         ("training_files", "", "filelist '': Is a directory; scripts/prepare_ljspeech"),
         ("training_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
         ("validation_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
-        ("training_files", "val.txt+a/../val.txt", "filelist 'a/../val.txt': is named twice "),
+        (
+            "training_files",
+            "train.txt+a/../train.txt",
+            "filelist 'a/../train.txt': is named twice ",
+        ),
+        (
+            "training_files",
+            "val.txt",
+            "filelist 'val.txt': is named twice in val.txt and val.txt; ",
+        ),
         ("batch_capacity_seconds", 0.48, "train.txt:8: 7.wav has 40 frames, * 38; set *s=0.51 or"),
         ("batch_capacity_seconds", 0.47, "train.txt:8: * 37 (and 1 more clip); set *s=0.51"),
         ("batch_capacity_seconds", 0.2, "train.txt:8: * 15 (and 5 more clips); set *s=0.51"),

@@ -46,7 +46,8 @@ def decode(
     hidden states, contexts and attention weights."""
     x, memory, keys, *parameters = inputs
     lengths = T_IN - 2 * (torch.arange(x.size(1)) % 3)
-    sequences = x, memory, keys, torch.arange(T_IN) >= lengths[:, None]
+    padding = (torch.arange(T_IN) >= lengths[:, None]).to(x.device)
+    sequences = x, memory, keys, padding
     features, contexts, weights = recurrences.attend(*sequences, *parameters[:6], **options)
     return recurrences.lstm(features, *parameters[6:], **options), contexts, weights
 

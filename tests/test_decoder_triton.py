@@ -1,21 +1,31 @@
-"""The Triton kernels equal decoder_scan and the loop, in Triton's interpreter or on a GPU."""
+"""The Triton kernels equal the loop, in Triton's interpreter or on a GPU."""
 
+import copy
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import test_decoder_scan
 import torch
-from conftest import NO_DROPOUT, build
-from test_decoder_scan import F32, arguments, assert_equal, batch_of, decode
+import torch.nn.functional as F
+from conftest import NO_DROPOUT, TINY, build
+from test_decoder_scan import F32, assert_equal, batch_of, decode
+from torch import Tensor
 from torch.autograd import grad
 from torch.testing import assert_close
 
 import decoder_scan
+import memory
 import model as models
+from clips import Clip
+from data_utils import training_sampler
+from hparams import create_hparams
+from loss_function import Tacotron2Loss
 
 GPU = torch.cuda.is_available()
 if not GPU:
@@ -28,11 +38,47 @@ SHORT = [7, 5, 3], [9, 6, 1]  # text and mel lengths
 @pytest.fixture(autouse=True)
 def fresh_graphs(monkeypatch):
     torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     monkeypatch.setattr(decoder_triton, "_cannot_capture", False)
-    if not GPU:  # the interpreter is slow
-        monkeypatch.setattr(decoder_triton, "B_MULTIPLE", 2)
-        monkeypatch.setattr(decoder_triton, "T_IN_MULTIPLE", 4)
-    decoder_triton._graph.cache_clear()
+    monkeypatch.setattr(decoder_triton, "B_MULTIPLE", 2)  # the interpreter is slow
+    monkeypatch.setattr(decoder_triton, "T_IN_MULTIPLE", 4)
+    for cache in (decoder_triton._graph, decoder_triton._pool, decoder_triton._stream):
+        cache.cache_clear()
+
+
+@pytest.fixture
+def graphs(monkeypatch) -> list:
+    """All graphs that are made."""
+    made, plain = [], decoder_triton._Graph.__init__
+
+    def noted(graph, *arguments):
+        plain(graph, *arguments)
+        made.append(graph)
+
+    monkeypatch.setattr(decoder_triton._Graph, "__init__", noted)
+    return made
+
+
+def arguments(*sizes: int) -> list[Tensor]:
+    inputs = test_decoder_scan.arguments(*sizes, dtype=F32)
+    return [x.detach().to(DEVICE).requires_grad_() for x in inputs]
+
+
+def outcome(
+    decoder: models.Decoder,
+    inputs: Sequence[Tensor | None],
+    implementation: str,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """A recurrence's outputs, and the gradients that they give to its inputs and weights."""
+    decoder = copy.deepcopy(decoder).to(dtype)
+    decoder.implementation = implementation
+    sequences = [x.detach().to(dtype).requires_grad_() for x in inputs[:3]]
+    decode = decoder._loop if implementation == "reference" else partial(decoder._scan, dtype=None)
+    outputs = decode(*sequences, *inputs[3:])
+    loss = sum((output * (1 + output.detach()).cos()).sum() for output in outputs)
+    gradients = grad(loss, [*sequences, *decoder.parameters()], allow_unused=True)
+    return [*outputs, *(gradient for gradient in gradients if gradient is not None)]
 
 
 @pytest.mark.parametrize(
@@ -41,24 +87,25 @@ def fresh_graphs(monkeypatch):
         (1, 1, 3, 1, False, 1),
         (11, 3, 20, 6, True, 1),
         (3, 17, 9, 6, False, 1),
-        (2, 2, 17, 70, True, 1),
-        (9, 3, 5, 6, True, 300),  # attention looks at one character at a time
+        (2, 2, 17, 400, True, 1),  # needs no padding
+        (9, 3, 5, 6, True, 8),  # attention looks at one character at a time
     ],
 )
-def test_the_kernels_equal_the_scan(T, B, H, T_in, masked, peak, monkeypatch):
-    monkeypatch.setattr(test_decoder_scan, "T_IN", T_in)
-    inputs = arguments(T, B, H, dtype=F32)
-    inputs[8].data *= peak
-    inputs = [x.detach().to(DEVICE).requires_grad_() for x in inputs]
-    mask = (torch.rand(T, B, H) > 0.3).to(DEVICE) if masked else None
-    results = []
-    for recurrences in (decoder_scan, decoder_triton):
-        outputs = decode(inputs, recurrences, mask=mask, scale=1.4)
-        loss = sum((output * (1 + output.detach()).cos()).sum() for output in outputs)
-        results.append((*outputs, *grad(loss, inputs)))
-    assert outputs[2].amax(2).mean() > 0.75 or peak == 1
-    for expected, ours in zip(*results, strict=True):
-        assert (ours - expected).norm() <= 1e-5 * expected.norm()
+def test_the_kernels_equal_the_loop(T, B, H, T_in, masked, peak):
+    decoder = build(attention_rnn_dim=H, decoder_rnn_dim=H + 2).decoder.to(DEVICE)
+    decoder.attention_layer.v.linear_layer.weight.data *= peak
+    sizes = (B, T, 8), (T_in, B, 8), (T_in, B, 6)  # frames, memory, keys: all transposed
+    inputs = [torch.randn(size, device=DEVICE).transpose(0, 1) for size in sizes]
+    padding = torch.arange(T_in) >= T_in - torch.arange(B)[:, None] % min(T_in, 3)
+    masks = [torch.rand(T, B, n) > 0.3 if masked else None for n in (H, H + 2)]
+    inputs += [x if x is None else x.to(DEVICE) for x in (padding, *masks)]
+    ours = outcome(decoder, inputs, "triton", torch.float32)
+    assert ours[2].amax(2).mean() > 0.9 or peak == 1
+    assert len(ours) == 3 + 3 + 12  # outputs; gradients of inputs; of weights
+    for dtype in (torch.float64, torch.float32):
+        expected = outcome(decoder, inputs, "reference", dtype)
+        for of_loop, of_kernels in zip(expected, ours, strict=True):
+            assert (of_kernels - of_loop).norm() <= 1e-5 * of_loop.norm()
 
 
 @pytest.mark.parametrize("changes", [{}, NO_DROPOUT])
@@ -70,7 +117,7 @@ def test_the_model_equals_the_reference_and_replays_its_graphs(changes):
 
 @pytest.mark.skipif(not GPU, reason="Triton's interpreter cannot multiply bfloat16")
 def test_bf16_rounds_the_products_with_lstm_weights_alone():
-    inputs = [x.detach().to(DEVICE).requires_grad_() for x in arguments(9, dtype=F32)]
+    inputs = arguments(9)
     results = []
     for recurrences in (decoder_scan, decoder_triton):
         outputs = decode(inputs, recurrences, dtype=torch.bfloat16)
@@ -82,7 +129,7 @@ def test_bf16_rounds_the_products_with_lstm_weights_alone():
 
 def test_similar_shapes_share_graphs_but_precisions_do_not():
     for T, B in ((5, 3), (9, 4), (3, 3)):
-        inputs = arguments(T, B, dtype=F32)
+        inputs = arguments(T, B)
         with torch.inference_mode():
             expected = decode(inputs, decoder_triton)
         outputs = decode(inputs, decoder_triton)
@@ -92,67 +139,100 @@ def test_similar_shapes_share_graphs_but_precisions_do_not():
     assert info == (14, 4, decoder_triton.MAX_GRAPHS, 4)  # hits, misses, most, now
     for allowed, counts in ((False, (14, 6)), (True, (14, 8)), (False, (16, 8))):
         torch.backends.cuda.matmul.allow_tf32 = allowed
-        decode(arguments(5, 5, dtype=F32), decoder_triton)
+        decode(arguments(5, 5), decoder_triton)
         assert decoder_triton._graph.cache_info()[:2] == counts
 
 
-def test_graphs_of_all_shapes_share_the_memory_of_the_largest(monkeypatch):
+def test_graphs_of_all_shapes_share_the_memory_of_the_largest(graphs):
     decoder_triton._flat.clear()
-    graphs, memory = [], []
-    plain = decoder_triton._Graph.__init__
-
-    def noted(graph, *arguments):
-        plain(graph, *arguments)
-        graphs.append(graph)
-
-    monkeypatch.setattr(decoder_triton._Graph, "__init__", noted)
+    memory = []
     for B in (6, 4, 2):
-        inputs = arguments(2, B, dtype=F32)
-        sum(output.sum() for output in decode(inputs, decoder_triton)).backward()
+        sum(output.sum() for output in decode(arguments(2, B), decoder_triton)).backward()
         buffers = [buffer for graph in graphs for buffer in (*graph.constants, *graph.tensors)]
         memory.append({b.untyped_storage().data_ptr() for b in buffers if b is not None})
     assert len(graphs) == 3 * 4  # two loops, forward and backward
     assert memory[0] == memory[1] == memory[2]
 
 
-def test_a_failed_capture_is_reported_once_and_the_kernels_go_on(monkeypatch, capsys):
-    failure = Mock(side_effect=torch.cuda.OutOfMemoryError("CUDA out of memory"))
-    monkeypatch.setattr(decoder_triton, "_graph", failure)
-    inputs = arguments(5, dtype=F32)
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        decode(inputs, decoder_triton)
-    assert not decoder_triton._cannot_capture
+def test_a_clip_attends_as_it_would_without_the_longer_texts_of_its_batch():
+    x, memory, keys, *parameters = arguments(5)
+    padding = torch.zeros(memory.shape[:2], dtype=torch.bool, device=DEVICE)
+    alone = decoder_triton.attend(x, memory, keys, padding, *parameters[:6])
+    longer = [F.pad(tensor, (0, 0, 0, 60), value=7.0) for tensor in (memory, keys)]
+    padding = F.pad(padding, (0, 60), value=True)
+    beside = decoder_triton.attend(x, *longer, padding, *parameters[:6])
+    for here, there in zip(alone, beside, strict=True):
+        assert torch.equal(here, there[..., : here.size(2)])
 
-    failure.side_effect = RuntimeError("operation not permitted when capturing\nCompile with ...")
-    assert_close(decode(inputs, decoder_triton), decode(inputs), rtol=1e-4, atol=1e-5)
+
+def test_the_trial_captures_the_graphs_of_a_whole_run():
+    hparams = create_hparams(f"{TINY}batching_strategy=SSB,dynamic_batch_size=True,batch_size=2")
+    sizes = [(3 + 5 * i % 7, 2 + 3 * i % 6) for i in range(5)]
+    items = [memory.blank(*size, hparams.n_mel_channels) for size in sizes]
+    clips = [Clip("", "", [0] * T_in, T_out, "", ()) for T_in, T_out in sizes]
+    sampler, model = training_sampler(clips, hparams), build()
+    model.decoder.implementation = "triton"
+    optimizer = torch.optim.Adam(model.to(DEVICE).parameters())
+    trial = memory.largest_batches(clips, sampler, range(2))
+    memory.try_batches(model, Tacotron2Loss(), optimizer, items, *trial, hparams, Mock())
+    before = decoder_triton._graph.cache_info()
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for indices in sampler:
+            memory.fits(model, Tacotron2Loss(), optimizer, [items[i] for i in indices])
+    after = decoder_triton._graph.cache_info()
+    assert after.misses == before.misses and after.hits > before.hits
+
+
+def test_a_failed_capture_is_one_line_and_the_kernels_go_on(graphs, monkeypatch, capsys):
+    inputs = arguments(5)
+    expected = decode(inputs, decoder_triton)
+    cuda = MagicMock(OutOfMemoryError=torch.cuda.OutOfMemoryError)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "cuda", cuda)
+        cuda.graph.side_effect = cuda.OutOfMemoryError("CUDA out of memory")
+        with pytest.raises(cuda.OutOfMemoryError):
+            graphs[0]._capture()
+        assert not decoder_triton._cannot_capture
+        failure = "operation not permitted when capturing\nCompile with ..."
+        cuda.graph.side_effect = RuntimeError(failure)
+        assert graphs[0]._capture() is None and decoder_triton._cannot_capture
     (warning,) = capsys.readouterr().out.splitlines()
     assert "(operation not permitted when capturing); continuing without graphs" in warning
+    for graph in graphs:
+        graph.graph = None
+    assert_close(decode(inputs, decoder_triton), expected, rtol=0, atol=0)
 
 
 # The choice
 
 
 def test_the_kernels_are_chosen_on_a_gpu_that_can_and_never_end_a_run(monkeypatch):
-    gpu, batch = torch.device("cuda"), batch_of(*SHORT, F32)
-    for capability, expected in (((7, 0), "scan"), ((7, 5), "triton"), ((9, 0), "triton")):
+    gpu, batch = torch.device("cuda"), batch_of(*SHORT, F32).to(DEVICE)
+    for capability, dtype, expected in (
+        ((7, 0), None, "scan"),
+        ((7, 5), None, "triton"),
+        ((7, 5), torch.bfloat16, "scan"),
+        ((8, 0), torch.bfloat16, "triton"),
+    ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        decoder, reason = models.fastest_decoder(gpu)
+        decoder, reason = models.fastest_decoder(gpu, dtype)
         assert decoder == expected and bool(reason) == (expected == "scan")
-    assert models.fastest_decoder(torch.device("cpu")) == ("scan", "")
+    assert models.fastest_decoder(torch.device("cpu"), None) == ("scan", "")
 
-    model = build(decoder="auto")
-    monkeypatch.setattr(models, "fastest_decoder", lambda _: ("triton", ""))
+    model = build(decoder="auto").to(DEVICE)
+    monkeypatch.setattr(models, "fastest_decoder", lambda *_: ("triton", ""))
     assert model.check_fast_path(batch) == [] and model.decoder.implementation == "triton"
     monkeypatch.setattr(decoder_triton, "attend", Mock(side_effect=RuntimeError("no kernel image")))
-    (note,) = build(decoder="auto").check_fast_path(batch)
+    (note,) = build(decoder="auto").to(DEVICE).check_fast_path(batch)
     assert "decoder=triton fails (RuntimeError: no kernel image); training uses decoder" in note
-    monkeypatch.setattr(models, "fastest_decoder", lambda _: ("scan", "Triton cannot be used"))
-    model = build(decoder="auto")
+    monkeypatch.setattr(models, "fastest_decoder", lambda *_: ("scan", "Triton cannot be used"))
+    model = build(decoder="auto").to(DEVICE)
     assert model.check_fast_path(batch) == ["Triton cannot be used; training uses decoder=scan"]
     assert model.decoder.implementation == "scan"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_kernels_compile_for_every_gpu_and_spill_nothing(precision):
     script = Path(decoder_triton.__file__).parent / "benchmarks/gpu_kernels.py"
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -31,7 +31,8 @@ def test_requirements_list_what_is_imported_and_nothing_else():
     by_torch = {"tensorboard"}  # as torch.utils.tensorboard
     optional = {"espeakng-loader", "triton"}  # triton comes with PyTorch's CUDA builds
     assert programs - optional | by_torch == listed("requirements.txt")
-    everything = listed("requirements.txt") | listed("requirements-dev.txt")
+    kinds = ("", "-dev", "-ci")
+    everything = set().union(*(listed(f"requirements{kind}.txt") for kind in kinds))
     assert imported("tests/*.py") <= everything
     assert "torch>=2.4" in (ROOT / "requirements.txt").read_text()
     pins = (ROOT / "requirements-dev.txt").read_text().splitlines()

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli import UserError
-from hparams import NVIDIA_ONLY, HParams, create_hparams, format_overrides, settings_table
+from hparams import (
+    NVIDIA_ONLY,
+    HParams,
+    by_new_names,
+    create_hparams,
+    format_overrides,
+    settings_table,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -118,3 +125,9 @@ def test_the_table_of_settings_has_each_with_its_default_and_a_short_comment():
         setting, comment = row.split(maxsplit=1)
         assert setting.startswith(f"{field.name}=") and 0 < len(comment) <= 75
         assert getattr(create_hparams(setting.rstrip("=")), field.name) == field.default
+
+
+def test_settings_of_older_versions_get_their_names_and_values_of_today():
+    old = {"decoder": "graph", "epochs": 3}
+    assert by_new_names(old) == {"decoder": "auto", "epochs": 3}
+    assert by_new_names({"decoder": "scan"}) == {"decoder": "scan"}

@@ -37,6 +37,8 @@ def test_total_is_nvidias_loss_over_padded_tensors_and_masked_over_real_frames(b
     mel, mel_postnet, target = mels  # (n_real, n_mels)
     expected = nvidias_loss(mel, mel_postnet, output.gate[real], target, batch.gate[real])
     assert_close(loss.masked, sum(expected))
+    masked = Tacotron2Loss(loss="masked")(output, batch)
+    assert masked.objective == masked.masked == loss.masked and masked.total == loss.total
 
 
 def test_padding_further_changes_total_but_not_masked_nor_guided(batch):

@@ -11,6 +11,7 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 import torch
+from conftest import build
 
 import memory
 import train
@@ -37,13 +38,16 @@ def test_the_largest_batches_of_a_run_are_found(strategy):
         sampler.set_epoch(epoch)
         every += sampler.plan
 
+    def shapes(batches: list) -> list[tuple[int, int, int]]:
+        return [(len(batch), *lengths[batch].max(axis=0)) for batch in batches]
+
     def most(batches: list) -> list[int]:
-        shapes = [(len(batch), *lengths[batch].max(axis=0)) for batch in batches]
-        sizes = [(B, B * T_in, B * T_out, B * T_in * T_out) for B, T_in, T_out in shapes]
+        sizes = [(B, B * T_in, B * T_out, B * T_in * T_out) for B, T_in, T_out in shapes(batches)]
         return np.max(sizes, axis=0).tolist()
 
-    largest = memory.largest_batches(clips, sampler, range(3, 9))
+    largest, of_all = memory.largest_batches(clips, sampler, range(3, 9))
     assert 1 <= len(largest) <= 4 and most(largest) == most(every)
+    assert of_all == {(B, T_in) for B, T_in, _ in shapes(every)}
 
 
 def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(tmp_path, settings, run):
@@ -83,6 +87,20 @@ def test_out_of_memory_shows_at_once_and_says_what_to_set(
         run("run", settings + "epochs=1," + change)
     with pytest.raises(UserError, match=r"^epoch 0, batch \d: a batch of .*; free memory on"):
         run("run", settings + "epochs=1,check_memory=False," + change)
+
+
+def test_a_run_does_not_die_of_a_kernel_that_fails_in_the_trial(monkeypatch, capsys):
+    model, stop = build(), Mock()
+    model.decoder.implementation = "triton"
+    failure = RuntimeError("out of resource: shared memory\nHardware limit ...")
+    monkeypatch.setattr(memory, "fits", Mock(side_effect=[failure, True, failure]))
+    arguments = model, None, None, [memory.blank(5, 6, 10)], [[0]], set(), model.hparams, stop
+    memory.try_batches(*arguments)
+    problem = "decoder=triton fails (RuntimeError: out of resource: shared memory)"
+    assert capsys.readouterr().out == f"note: {problem}; training uses decoder=scan\n"
+    assert model.decoder.implementation == "scan"
+    with pytest.raises(RuntimeError, match="out of resource"):
+        memory.try_batches(*arguments)
 
 
 @pytest.mark.parametrize("where", ["Tacotron2", "validate"])

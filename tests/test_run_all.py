@@ -197,6 +197,16 @@ def test_interrupted_it_ends_its_training_and_says_how_to_go_on(
     assert "[2/2]" not in printed and "tables" not in printed
 
 
+def test_experiments_that_the_paper_lacks_are_trained_and_in_the_tables(tones, tmp_path):
+    options = arguments(tones, tmp_path / "out", "--epochs=1", "--only=RAND-DBS ATS-DBS-BR")
+    printed = run(*options)
+    assert "[2/2] ATS-DBS-BR, seed 0: done" in printed
+    for name, strategy in (("RAND-DBS", "RAND"), ("ATS-DBS-BR", "ATS")):
+        settings = json.loads((tmp_path / "out" / name / "seed0/hparams.json").read_text())
+        assert settings["dynamic_batch_size"] and settings["batching_strategy"] == strategy
+        assert f"\n| {name} | 1 | " in printed
+
+
 def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
     """Numpy stands for what is being imported."""
     code = "print('importing', flush=True)\nimport time\ntime.sleep(60)"
