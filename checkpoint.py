@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import distributed
 from cli import UserError
 from files import replacing, sync_names
 from hparams import AUDIO, MAY_CHANGE, HParams, by_new_names, create_hparams, parse_overrides
@@ -87,9 +88,11 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: int) -> Path:
     """Save the checkpoint of ``step``, also as the best if it is, and delete all but the newest
-    ``n_kept`` and the best. Returns its path.
+    ``n_kept`` and the best. Returns its path. Of several processes, rank 0 saves.
     """
     path = folder / f"checkpoint_{step:08d}.pt"
+    if distributed.RANK:
+        return path
     linked = False
     if is_best:  # the best first: if killed in between, the run validates and saves both again
         save_checkpoint(folder / BEST, state)
@@ -364,6 +367,17 @@ def refuse_other_data(state: dict[str, Any], data: str, path: Path) -> None:
         )
 
 
+def refuse_other_processes(state: dict[str, Any], progress: Progress, path: Path) -> None:
+    """Raise :class:`UserError` if another number of processes began the epoch that goes on."""
+    n = len(random_states(state))
+    if progress.batch and n != distributed.WORLD_SIZE:
+        raise UserError(
+            f"{path}: was saved by {n} process{'es' * (n > 1)} within epoch {progress.epoch}, now "
+            f"there are {distributed.WORLD_SIZE}; use torchrun --nproc_per_node={n}, or start "
+            "another run by -c, at the start of that epoch, with another -o"
+        )
+
+
 # Random generators
 
 
@@ -376,6 +390,12 @@ def random_state() -> dict[str, Any]:
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
+
+
+def random_states(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of a checkpoint, what :func:`random_state` was in each process, by rank."""
+    first = [state["random_state"]] if "random_state" in state else []
+    return first + state.get("other_random_states", [])
 
 
 def set_random_state(state: dict[str, Any]) -> None:

@@ -13,7 +13,10 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 # disable=None: shown on a terminal, not in a log
-progress_bar = partial(tqdm, disable=None, dynamic_ncols=True)
+# and, of the processes that torchrun starts, by the first alone
+progress_bar = partial(
+    tqdm, disable=None if os.environ.get("RANK", "0") == "0" else True, dynamic_ncols=True
+)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -21,17 +24,28 @@ class UserError(ValueError):
     """Something that the user can fix: one line with the location, the value and the fix."""
 
 
-def exit_on_user_error(main: Callable[[], None]) -> None:
-    """Run a program's ``main``. A :class:`UserError` ends it with its message and status 2."""
+def exit_on_user_error(
+    main: Callable[[], None],
+    reports: Callable[[], bool] = lambda: True,
+    end: Callable[[Any], NoReturn] = sys.exit,
+) -> None:
+    """Run a program's ``main``. A :class:`UserError` ends it with its message and status 2.
+
+    Args:
+        reports: whether this process prints the message.
+        end: ends it.
+    """
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as set during imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Log files get each line at once, whatever characters their encoding lacks.
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         main()
-        return
+        message, status = "", 0
     except UserError as error:
         message, status = f"error: {error}", 2
+    except SystemExit as ended:
+        message, status = "", ended.code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
         message, status = "error: output pipe closed", 2
@@ -46,8 +60,9 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         message, status = "interrupted", 130
     # Not in the handlers: their exception would keep loaders and their processes alive.
-    print(message, file=sys.stderr)
-    sys.exit(status)
+    if message and reports():
+        print(message, file=sys.stderr)
+    end(status)
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -79,7 +94,15 @@ class StopSignals:
     """Records SIGINT or SIGTERM, for :meth:`check` to raise once the batch is done.
 
     A second signal has its usual effect: it ends the process at once.
+
+    Args:
+        agree: for one of several processes: given the number of its signal, or 0, returns that of
+            any of them, so that all stop after the same batch. They call :meth:`check` together.
+            A second signal is then ignored: torchrun sends it, and later kills.
     """
+
+    def __init__(self, agree: Callable[[int], int] | None = None) -> None:
+        self.agree = agree
 
     def __enter__(self) -> "StopSignals":
         self.number, self.waiting = 0, False
@@ -99,6 +122,8 @@ class StopSignals:
 
     def _note(self, number: int, _: object) -> None:
         self.number = number
+        if self.agree:
+            return
         self._restore()
         os.write(2, f"{signal.Signals(number).name}: saving, then stopping\n".encode())
         signal.setitimer(signal.ITIMER_REAL, 1, 1)  # seconds; most batches come within one
@@ -108,12 +133,17 @@ class StopSignals:
             self.check()
 
     def check(self) -> None:
-        if self.number:
-            raise Stopped(self.number)
+        """Raise :class:`Stopped` if there was a signal."""
+        if number := self.agree(self.number) if self.agree else self.number:
+            raise Stopped(number)
 
     @contextmanager
     def while_waiting(self) -> Iterator[None]:
-        """While no batch is being trained, a signal is raised within a second."""
+        """While no batch is being trained, a signal is raised within a second. Not in one of
+        several processes, since the others may be training."""
+        if self.agree:
+            yield
+            return
         self.waiting = True
         try:
             self.check()
@@ -124,11 +154,12 @@ class StopSignals:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Holds back Ctrl-C until the context ends. Processes started in it never receive it."""
+    """Holds back Ctrl-C until the context ends. Processes started in it never receive it, nor
+    SIGTERM, which torchrun, among others, sends to all processes of a training."""
     received = []
     handler = signal.signal(signal.SIGINT, lambda *call: received.append(call))
     # The mask is for new processes. In this one another thread may still get the signal.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:

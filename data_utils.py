@@ -27,6 +27,7 @@ from clips import (
     refuse,
     report_unknown_characters,
 )
+from distributed import RANK, WORLD_SIZE
 from hparams import HParams
 from layers import length_mask
 from mel_cache import MelCache, Mels
@@ -145,8 +146,19 @@ def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampl
         [clip.n_frames for clip in clips],
         strategy=hparams.batching_strategy,
         capacity=batch_capacity(hparams),
+        num_replicas=WORLD_SIZE,
+        rank=RANK,
         **settings,
     )
+
+
+def frames_of_steps(sampler: EpochBatchSampler) -> np.ndarray:
+    """Frames of each process's batch at each step of the epoch, with padding and without:
+    (n_steps, n_processes, 2)."""
+    plan = sampler.plan
+    lengths, starts = sampler.lengths[plan.order].astype(np.int64), plan.ends - plan.sizes
+    padded = plan.sizes * np.maximum.reduceat(lengths, starts)
+    return np.stack([padded, np.add.reduceat(lengths, starts)], -1)[sampler.steps]
 
 
 def validation_batches(clips: Sequence[Clip], hparams: HParams) -> list[list[int]]:

@@ -11,14 +11,16 @@ from contextlib import contextmanager, suppress
 import torch
 
 from cli import UserError
+from distributed import LOCAL_RANK
 from hparams import HParams
 
 
 def choose_device(hparams: HParams) -> torch.device:
-    """The GPU if there is one, else the CPU, set to the settings' precision and determinism.
+    """The GPU if there is one, else the CPU, set to the settings' precision and determinism. With
+    several processes, each has its own GPU.
 
     Raises:
-        UserError: a setting needs a GPU, and there is none.
+        UserError: a setting needs a GPU, and there is none, or there are more processes than GPUs.
     """
     if hparams.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
@@ -34,6 +36,9 @@ def choose_device(hparams: HParams) -> torch.device:
         # Every batch has another shape, which would fragment memory in blocks of fixed sizes.
         if "PYTORCH_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        if (n := torch.cuda.device_count()) <= LOCAL_RANK:
+            raise UserError(f"torchrun: --nproc_per_node is above the {n} GPUs here; set it to {n}")
+        torch.cuda.set_device(LOCAL_RANK)
         return torch.device("cuda")
     for name, value, instead in (("decoder", "triton", "scan"), ("precision", "tf32", "fp32")):
         if getattr(hparams, name) == value:

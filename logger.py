@@ -72,15 +72,13 @@ class RunLogger:
             self.tensorboard.add_scalar(f"{folder}/{name}", value, x)
 
     def log_bad_step(
-        self, epoch: int, step: int, batch: int, values: dict[str, float], locations: list[str]
-    ) -> str:
-        """Log a skipped batch and the locations of its clips; returns both in words."""
+        self, epoch: int, step: int, batch: int, values: dict[str, float], clips: list[str]
+    ) -> None:
+        """Log a skipped batch and the locations of its clips."""
         values = {name: str(value) for name, value in values.items()}  # JSON has no nan
-        self.write("bad_step", epoch, step, {"batch": batch, **values, "clips": locations})
-        clips = ", ".join(locations)
-        self.tensorboard.add_text("training/bad_step", f"{values}: {clips}", step)
-        problem = f"loss {values['loss']}, gradient {values['grad_norm']}, in {clips}"
-        return f"epoch {epoch}, batch {batch}: {problem}"
+        self.write("bad_step", epoch, step, {"batch": batch, **values, "clips": clips})
+        text = f"{values}: {', '.join(clips)}"
+        self.tensorboard.add_text("training/bad_step", text, step)
 
     def write(self, event: str, epoch: int, step: int, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
@@ -123,6 +121,13 @@ class RunLogger:
         self.metrics.close()
         self.tensorboard.close()
         threading.excepthook = self.excepthook
+
+
+class NoLogger:
+    """Has :class:`RunLogger`'s methods, which do nothing: for processes other than the first."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *values: None
 
 
 def _report(hook: Callable[[Any], None], args: threading.ExceptHookArgs) -> None:

@@ -43,7 +43,7 @@ class Tacotron2Loss(nn.Module):
         self.guided_attention_weight = guided_attention_weight
         self.guided_attention_sigma = guided_attention_sigma
 
-    def forward(self, output: Any, batch: Any) -> Loss:
+    def forward(self, output: Any, batch: Any, share: tuple[float, float] = (1.0, 1.0)) -> Loss:
         """Losses of a batch.
 
         Args:
@@ -51,19 +51,22 @@ class Tacotron2Loss(nn.Module):
                 ``alignment`` (B, T_out, T_in).
             batch: targets ``mel`` and ``gate`` of the same shapes, ``mel_lengths`` and
                 ``text_lengths`` (B,).
+            share: of one of several processes: its frames, with padding and without, over their
+                mean among the processes. Means over the processes are then means over all frames.
         """
         mel = (output.mel - batch.mel).square()  # (B, n_mels, T_out)
         mel_postnet = (output.mel_postnet - batch.mel).square()  # (B, n_mels, T_out)
         gate = F.binary_cross_entropy_with_logits(output.gate, batch.gate, reduction="none")
-        total = mel.mean() + mel_postnet.mean() + gate.mean()
+        padded_share, real_share = share
+        total = (mel.mean() + mel_postnet.mean() + gate.mean()) * padded_share
 
         real = length_mask(batch.mel_lengths, batch.mel.size(2))  # (B, T_out)
         per_frame = (mel + mel_postnet).mean(1) + gate  # (B, T_out)
-        masked = per_frame.masked_fill(~real, 0).sum() / batch.mel_lengths.sum()
+        masked = per_frame.masked_fill(~real, 0).sum() / batch.mel_lengths.sum() * real_share
 
         guided = torch.zeros_like(total)
         if self.guided_attention_weight:
-            guided = self._guided_attention(output.alignment, batch)
+            guided = self._guided_attention(output.alignment, batch) * real_share
         return Loss(
             objective=(masked if self.loss == "masked" else total)
             + self.guided_attention_weight * guided,

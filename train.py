@@ -4,6 +4,7 @@
 
 ``train`` reads from top to bottom: settings, data, model, checkpoint, and the loop. The output
 folder gets the settings, metrics.jsonl, the newest and best checkpoints, and a validation sample.
+Started by torchrun, several processes train one model, one on each GPU; rank 0 logs and saves.
 """
 
 import signal
@@ -22,6 +23,7 @@ import textwrap
 import time
 from collections import defaultdict
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 # OpenMP's threads wait for each other after every operation. When another process takes a core,
@@ -35,6 +37,7 @@ from tqdm import tqdm
 import checkpoint
 import cli
 import data_utils
+import distributed
 import memory
 from batching import batch_statistics
 from cli import Stopped, StopSignals, UserError
@@ -52,7 +55,7 @@ from device import (
 from files import locked, making, replacing
 from hparams import MAY_CHANGE, PRESETS, parse_overrides, settings_table
 from loaders import loaded, open_loader
-from logger import RunLogger
+from logger import NoLogger, RunLogger
 from loss_function import Tacotron2Loss
 from mel_cache import open_mels
 from model import Tacotron2
@@ -107,13 +110,13 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     use_large_pages()
+    distributed.start()
     args = parse_args()
-    with (
-        locked(args.output_dir, "give another -o", unfinished="checkpoint_*.pt.part"),
-        making(args.log_dir or args.output_dir),
-        ExitStack() as resources,
-        memory.explained("out of memory"),
-    ):
+    with ExitStack() as resources, memory.explained("out of memory"), distributed.explained():
+        if distributed.RANK == 0:
+            folder = locked(args.output_dir, "give another -o", unfinished="checkpoint_*.pt.part")
+            resources.enter_context(folder)
+            resources.enter_context(making(args.log_dir or args.output_dir))
         try:
             train(args, resources)
         except OSError as error:
@@ -149,32 +152,39 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         print(f"note: num_workers={hparams.num_workers} on {n_cores()} cores: more are no faster")
 
     # Data
-    train_clips, val_clips = data_utils.load_data(hparams)
-    data = data_utils.data_fingerprint(train_clips, val_clips)
-    if resuming:
-        checkpoint.refuse_other_data(state, data, source)
-    sampler = data_utils.training_sampler(train_clips, hparams)
-    if note := data_utils.batching_note(sampler, hparams):
-        print(f"note: {note}")
-    if "iteration" in state:  # NVIDIA's training state
-        progress.epoch = progress.step // len(sampler)
-    if progress.epoch >= hparams.epochs:
-        raise UserError(
-            f"{source}: has {progress.epoch} epochs; set epochs={progress.epoch + 1} or more, or "
-            "take its weights by --warm_start"
-        )
-    mels = open_mels([*train_clips, *val_clips], hparams)
+    with distributed.rank_0_first():  # it fills the cache for all
+        train_clips, val_clips = data_utils.load_data(hparams)
+        data = data_utils.data_fingerprint(train_clips, val_clips)
+        if resuming:
+            checkpoint.refuse_other_data(state, data, source)
+            checkpoint.refuse_other_processes(state, progress, source)
+        sampler = data_utils.training_sampler(train_clips, hparams)
+        if note := data_utils.batching_note(sampler, hparams):
+            print(f"note: {note}")
+        if "iteration" in state:  # NVIDIA's training state
+            progress.epoch = progress.step // len(sampler)
+        if progress.epoch >= hparams.epochs:
+            raise UserError(
+                f"{source}: has {progress.epoch} epochs; set epochs={progress.epoch + 1} or more, "
+                "or take its weights by --warm_start"
+            )
+        mels = open_mels([*train_clips, *val_clips], hparams)
     if hparams.cache_mels:
         print(mels.report([*train_clips, *val_clips]))
     train_set, val_set = MelDataset(train_clips, mels), MelDataset(val_clips, mels)
     val_batches = data_utils.validation_batches(val_clips, hparams)
-    stop = resources.enter_context(StopSignals())
+    stop = StopSignals(distributed.largest if distributed.SEVERAL else None)
+    resources.enter_context(stop)
     options = data_utils.collate, hparams.num_workers
-    val_loader = resources.enter_context(open_loader(val_set, val_batches, *options))
+    val_share = val_batches[distributed.RANK :: distributed.WORLD_SIZE]
+    val_loader = resources.enter_context(open_loader(val_set, val_share, *options))
     # Pinning memory starts CUDA, so the loader that does it starts last.
     train_loader = resources.enter_context(
         open_loader(train_set, sampler, *options, pin_memory=torch.cuda.is_available())
     )
+
+    # Processes are connected after those of the loaders have started, which would inherit that.
+    distributed.connect()
 
     # Model
     torch.manual_seed(hparams.seed)
@@ -198,18 +208,33 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         for item, n in ((train_set[0], n_symbols), (train_set[-1], 3 * n_symbols // 4))
     ]
     with full_precision():
-        for note in model.check_fast_path(data_utils.collate(short * n_copies).to(device)):
+        batch = data_utils.collate(short * n_copies).to(device)
+        for note in model.check_fast_path(batch):
             print(f"note: {note}")
+        replicated = distributed.replicated(
+            model, lambda model: loss_function(model(batch), batch).objective
+        )
     name, threads = device_name(device), torch.get_num_threads()
+    name = f"{distributed.WORLD_SIZE} x {name}" if distributed.SEVERAL else name
     used = f"{name}, {threads} threads" if device.type == "cpu" else name
     print(f"training on {used}, {hparams.precision}, decoder={model.decoder.implementation}")
-    if resuming:
-        checkpoint.set_aside(folder, source)
-    with replacing(folder / "hparams.json") as file:
-        file.write((json.dumps(dataclasses.asdict(hparams), indent=2) + "\n").encode())
-    logger = RunLogger(folder, args.log_dir or folder, progress.step, progress.metrics_size)
-    if "random_state" in state:
-        checkpoint.set_random_state(state["random_state"])
+    if distributed.SEVERAL:
+        print(
+            f"they share {len(sampler.plan):,} batches an epoch; {sampler.n_repeated} are trained "
+            "on twice, so that all have equally many"
+        )
+    logger = NoLogger()
+    if distributed.RANK == 0:
+        if resuming:
+            checkpoint.set_aside(folder, source)
+        with replacing(folder / "hparams.json") as file:
+            file.write((json.dumps(dataclasses.asdict(hparams), indent=2) + "\n").encode())
+        logger = RunLogger(folder, args.log_dir or folder, progress.step, progress.metrics_size)
+    random_states = checkpoint.random_states(state)
+    if len(random_states) > distributed.RANK:
+        checkpoint.set_random_state(random_states[distributed.RANK])
+    elif distributed.SEVERAL:  # each drops other units
+        torch.manual_seed(hparams.seed + distributed.RANK)
     del state  # three times as large as the model
     saved_at = time.monotonic()
 
@@ -217,11 +242,13 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         """Save all that is needed to continue exactly from here."""
         nonlocal saved_at
         progress.metrics_size = logger.sync()
+        random_states = distributed.gathered(checkpoint.random_state())
         state = {
             "state_dict": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "progress": dataclasses.asdict(progress),
-            "random_state": checkpoint.random_state(),
+            "random_state": random_states[0],
+            "other_random_states": random_states[1:],
             "hparams": dataclasses.asdict(hparams),
             "data": data,
         }
@@ -249,7 +276,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 )
             except UserError:
                 if first:  # free the folder for the settings that the error suggests
-                    first.unlink()
+                    first.unlink(missing_ok=True)
                 raise
 
         trained_by = {  # times compare only where these are the same
@@ -264,7 +291,9 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         while progress.epoch < hparams.epochs:
             epoch = progress.epoch
             sampler.set_epoch(epoch)
-            n_batches = len(sampler.steps)
+            frames = data_utils.frames_of_steps(sampler)
+            n_batches = len(frames)
+            shares = frames[:, distributed.RANK] / frames.mean(1)  # of this process
 
             # Train
             model.train()
@@ -281,20 +310,22 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 with memory.explained(f"epoch {epoch}, batch {progress.batch}: {too_large}"):
                     batch = batch.to(device)
                     optimizer.zero_grad()
-                    loss = loss_function(model(batch), batch)
+                    # The mean over the processes, of gradients too, is the mean over all frames.
+                    loss = loss_function(replicated(batch), batch, shares[progress.batch])
                     loss.objective.backward()
                     grad_norm = clip_grad_norm_(model.parameters(), hparams.grad_clip_thresh)
                     values = {
                         "loss": loss.total.item(),  # waits for the GPU
                         "masked_loss": loss.masked.item(),
                         "grad_norm": grad_norm.item(),
-                        "learning_rate": hparams.learning_rate,
                     }
                     if hparams.guided_attention_weight:
                         values["guided_attention_loss"] = loss.guided_attention.item()
+                    values = distributed.mean(values)
                     finite = math.isfinite(values["loss"] + values["grad_norm"])
                     if finite:
                         optimizer.step()
+                values["learning_rate"] = hparams.learning_rate
                 values["duration"] = time.perf_counter() - began  # seconds
 
                 # Log
@@ -308,8 +339,13 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                     progress.add(skipped=1)
                     progress.bad_steps += 1
                     locations = [train_clips[i].location for i in batch.indices]
-                    problem = logger.log_bad_step(
-                        epoch, progress.step, progress.batch, values, locations
+                    own = distributed.gathered((bool(loss.total.isfinite()), locations))
+                    bad = [clips for is_finite, clips in own if not is_finite]
+                    clips = list(chain(*(bad or [clips for _, clips in own])))
+                    logger.log_bad_step(epoch, progress.step, progress.batch, values, clips)
+                    problem = (
+                        f"epoch {epoch}, batch {progress.batch}: loss {values['loss']}, gradient "
+                        f"{values['grad_norm']}, in {', '.join(clips)}"
                     )
                     if progress.bad_steps >= hparams.max_bad_steps:
                         raise UserError(
@@ -318,9 +354,9 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                             "learning_rate"
                         )
                     tqdm.write(f"warning: {problem}: step skipped")
-                progress.batch += 1
                 progress.add(waited=began - asked, seconds=time.perf_counter() - asked)
-                progress.add(frames=int(sampler.lengths[batch.indices].sum()))
+                progress.add(frames=int(frames[progress.batch, :, 1].sum()))
+                progress.batch += 1
                 progress.peak_memory_gib = max(progress.peak_memory_gib, peak_memory(device))
                 speed = progress.sums["frames"] / progress.sums["seconds"]
                 bar.set_postfix_str(f"loss {values['loss']:.3f}, {speed:,.0f} frames/s", False)
@@ -328,7 +364,8 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 # Save
                 stop.check()
                 minutes = (time.monotonic() - saved_at) / 60
-                if 0 < hparams.checkpoint_minutes <= minutes and progress.batch < n_batches:
+                due = 0 < hparams.checkpoint_minutes <= minutes and progress.batch < n_batches
+                if distributed.largest(due):
                     save()
                 asked = time.perf_counter()
 
@@ -346,6 +383,8 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 "peak_memory_gib": progress.peak_memory_gib,
                 "skipped_steps": int(sums["skipped"]),
             }
+            if distributed.SEVERAL:
+                scalars["repeated_batches"] = sampler.n_repeated
             tqdm.write(
                 f"epoch {epoch}: training loss {scalars['training_loss']:.4f}, "
                 f"{scalars['minutes']:.2f} minutes"
@@ -356,10 +395,11 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             validated = is_last or (epoch + 1) % hparams.epochs_per_validation == 0
             if validated:
                 other = epoch // hparams.epochs_per_validation % len(val_set)  # another clip to log
-                validation, samples = validate(model, val_loader, loss_function, stop, other)
+                options = val_loader, val_batches, loss_function, stop
+                validation, samples = validate(model, *options, other)
                 if n := hparams.precise_batch_norm:
                     with precise_batch_norm(model, train_set, sampler.plan, n, stop):
-                        precise, _ = validate(model, val_loader, loss_function, stop)
+                        precise, _ = validate(model, *options)
                     validation |= {f"precise_{name}": precise[name] for name in precise}
                 tqdm.write(
                     f"epoch {epoch}: validation loss {validation['loss']:.4f}, masked "
@@ -389,4 +429,4 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
 
 
 if __name__ == "__main__":
-    cli.exit_on_user_error(main)
+    cli.exit_on_user_error(main, distributed.first_to_fail, distributed.end)

@@ -1,8 +1,9 @@
 """Teacher-forced validation over fixed random batches, the same for every strategy (Sec. 6)."""
 
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from cli import StopSignals, progress_bar
 from data_utils import VALIDATION_SEED, Batch, MelDataset, collate
 from device import full_precision
+from distributed import RANK, WORLD_SIZE, gathered, take_buffers
 from layers import kept_buffers
 from loaders import loaded
 from logger import Sample
@@ -25,6 +27,7 @@ from model import Output, Tacotron2
 def validate(
     model: Tacotron2,
     loader: DataLoader,
+    batches: Sequence[Sequence[int]],
     loss_function: Tacotron2Loss,
     stop: StopSignals,
     other: int = 0,
@@ -35,19 +38,32 @@ def validate(
     A loss is averaged over what it averages in a batch: frames with padding or without. The
     prenet's dropout is seeded, so that it is the same in every validation, and training continues
     as if there had been no validation.
+
+    Args:
+        loader: of ``batches``; with several processes, of every ``WORLD_SIZE``-th from ``RANK`` on.
     """
     model.eval()
+    take_buffers(model)
     device, clips = next(model.parameters()).device, loader.dataset.clips
-    sums, counts, samples = defaultdict(float), defaultdict(int), {}
+    sums, counts, samples, problems = defaultdict(float), defaultdict(int), {}, []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(VALIDATION_SEED)
-        for batch in progress_bar(loaded(loader, stop.while_waiting), "validation", len(loader)):
-            batch = batch.to(device)
+        mine = loaded(loader, stop.while_waiting)
+        for j, indices in enumerate(progress_bar(batches, "validation")):
+            if j % WORLD_SIZE == 0:
+                stop.check()
+            if j % WORLD_SIZE != RANK:  # another process's: only draw what its dropout draws
+                T_out = max(clips[i].n_frames for i in indices)
+                model.decoder.prenet(
+                    torch.zeros(T_out, len(indices), model.decoder.n_mels, device=device)
+                )
+                continue
+            batch = next(mine).to(device)
             output = model(batch)
             loss = loss_function(output, batch)
             if not loss.total.isfinite():
                 locations = ", ".join(clips[i].location for i in batch.indices)
-                tqdm.write(f"warning: validation loss {loss.total.item()} in {locations}")
+                problems.append(f"warning: validation loss {loss.total.item()} in {locations}")
             diagonality, focus = alignment_scores(
                 output.alignment, batch.text_lengths, batch.mel_lengths
             )
@@ -71,8 +87,18 @@ def validate(
                 if name not in samples and index in batch.indices:
                     row = batch.indices.index(index)
                     samples[name] = take_sample(clips[index].text, row, batch, output)
-            stop.check()
-    return {name: total / counts[name] for name, total in sums.items()}, samples
+        next(mine, None)  # the loader's epoch ends
+        stop.check()
+    all_sums, all_counts, all_samples, all_problems = zip(
+        *gathered((sums, counts, samples, problems)), strict=True
+    )
+    for problem in chain(*all_problems):
+        tqdm.write(problem)
+    means = {
+        name: sum(sums[name] for sums in all_sums) / sum(counts[name] for counts in all_counts)
+        for name in all_sums[0]
+    }
+    return means, dict(ChainMap(*all_samples))
 
 
 @contextmanager

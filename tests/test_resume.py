@@ -448,11 +448,11 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_clips_are_named(
 def test_a_validation_that_is_not_finite_or_a_collapse_is_said(
     tmp_path, settings, run, monkeypatch, capsys
 ):
-    def validate(model, loader, loss_function, *options):
+    def validate(model, loader, batches, loss_function, *options):
         def broken_loss(*args):
             return loss_function(*args)._replace(total=torch.tensor(np.nan))
 
-        values, samples = validation.validate(model, loader, broken_loss, *options)
+        values, samples = validation.validate(model, loader, batches, broken_loss, *options)
         return {**values, "diagonality": next(scores)}, samples
 
     scores = iter([0.4, 0.2, 0.9, 0.8, 0.3])

@@ -115,7 +115,9 @@ def test_validation_losses_are_means_over_what_each_averages(settings):
     means = {}
     for batches in ([[0, 1, 2, 3]], [[3, 1], [0, 2]], [[0], [1], [2], [3]]):
         with StopSignals() as stop, open_loader(dataset, batches, collate, 0) as loader:
-            means[len(batches)], samples = validate(model, loader, loss_function, stop, other=2)
+            means[len(batches)], samples = validate(
+                model, loader, batches, loss_function, stop, other=2
+            )
         assert samples["other"].text == clips[2].text
         assert samples["other"].gate_target.tolist() == [0] * (clips[2].n_frames - 1) + [1]
         sample = samples["sample"]

@@ -1,0 +1,182 @@
+"""Several processes train one model as one process does. torchrun starts them."""
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import NO_DROPOUT, records
+
+import checkpoint
+from cli import StopSignals, UserError
+from data_utils import MelDataset, collate, load_data, training_sampler, validation_batches
+from hparams import create_hparams
+from loaders import open_loader
+from loss_function import Tacotron2Loss
+from mel_cache import open_mels
+from model import Tacotron2
+from validation import validate
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMED = {"duration", "minutes", "frames_per_second", "data_wait", "peak_memory_gib"}
+
+# What happens in rank 1 alone, before its fourth step.
+FAULT = """
+import os, signal, distributed, numpy as np, train
+too_large, n_steps = train.memory.too_large, 0
+def fault(batch):
+    global n_steps
+    n_steps += 1
+    if distributed.RANK == 1 and n_steps == 4:
+        {}
+    return too_large(batch)
+train.memory.too_large = fault
+train.cli.exit_on_user_error(train.main, distributed.first_to_fail, distributed.end)
+"""
+
+
+@pytest.fixture
+def settings(settings: str) -> str:
+    """For three or four steps an epoch, each of two or three batches."""
+    return settings.replace("batch_size=3", "batch_size=1")
+
+
+def torchrun(
+    n: int, output: Path, settings: str, *options: str, fault: str = ""
+) -> tuple[int, str, list[str]]:
+    """Train with n processes. Returns the exit status, the output, and our error lines."""
+    program = ROOT / "train.py"
+    if fault:
+        program = output.with_suffix(".py")
+        program.write_text(FAULT.format(fault))
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n}", program]
+    done = subprocess.run(
+        [*command, "-o", output, "--hparams", settings, *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    ours = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    return done.returncode, done.stdout + done.stderr, ours
+
+
+@pytest.mark.parametrize("loss", ["padded", "masked"])
+def test_a_step_is_that_of_one_process_on_the_union_of_its_batches(tmp_path, settings, loss):
+    dropout = "".join(f"{name}={p}," for name, p in NO_DROPOUT.items())
+    settings += f"{dropout}epochs=2,loss={loss},guided_attention_weight=3,"
+    status, output, _ = torchrun(2, tmp_path / "run", settings)
+    assert status == 0, output
+
+    # Each batch by itself: padded as far as its longest clip, and with its own batch norm.
+    hparams = create_hparams(settings)
+    clips, _ = load_data(hparams)
+    dataset = MelDataset(clips, open_mels(clips, hparams))
+    torch.manual_seed(hparams.seed)
+    model, loss_function = Tacotron2(hparams), Tacotron2Loss(1.0, hparams.guided_attention_sigma)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, weight_decay=hparams.weight_decay)
+    sampler = training_sampler(clips, hparams)
+    sampler.num_replicas = 2
+    logged, n_different = iter(records(tmp_path / "run", "step")), 0
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for step in sampler.steps:
+            batches = [collate([dataset[i] for i in sampler.plan[j]]) for j in step]
+            losses = [loss_function(model(batch), batch) for batch in batches]
+            padded = [batch.gate.numel() for batch in batches]
+            real = [int(batch.mel_lengths.sum()) for batch in batches]
+            n_different += len(set(padded)) > 1
+            total = sum(x.total * n for x, n in zip(losses, padded, strict=True)) / sum(padded)
+            masked, guided = (
+                sum(getattr(x, name) * n for x, n in zip(losses, real, strict=True)) / sum(real)
+                for name in ("masked", "guided_attention")
+            )
+            optimizer.zero_grad()
+            ((masked if loss == "masked" else total) + 3 * guided).backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), hparams.grad_clip_thresh)
+            optimizer.step()
+            record = next(logged)
+            expected = {"loss": total, "masked_loss": masked, "guided_attention_loss": guided}
+            for name, value in {**expected, "grad_norm": norm}.items():
+                assert math.isclose(record[name], value.item(), rel_tol=1e-4), (name, step)
+    assert next(logged, None) is None and n_different > 0
+
+
+def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run):
+    # Every batch is saved.
+    settings += "epochs=3,epochs_per_validation=1,checkpoint_minutes=1e-9,keep_checkpoints=99"
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    status, output, _ = torchrun(3, whole, settings)
+    assert status == 0, output
+    assert "training on 3 x CPU" in output and output.count("epoch 2: validation loss") == 1
+
+    fault = "os.kill(os.getpid(), signal.SIGTERM)"
+    status, output, errors = torchrun(3, broken, settings, fault=fault)
+    assert (status, errors) == (1, [])
+    stopped = r"^SIGTERM: saved \S+ in epoch 1, after 1 batches; --resume continues from there$"
+    assert len(re.findall(stopped, output, re.M)) == 1, output
+    with pytest.raises(UserError, match="by 3 processes within epoch 1, now there are 1; use"):
+        run("broken", "", "--resume")
+    status, output, _ = torchrun(3, broken, "", "--resume")
+    assert status == 0, output
+    logs = [
+        [{k: v for k, v in line.items() if k not in TIMED} for line in records(folder)]
+        for folder in (whole, broken)
+    ]
+    assert logs[0] == [line for line in logs[1] if line["event"] != "start" or line["step"] == 0]
+    (_, ours), (_, theirs) = map(checkpoint.load_newest, (broken, whole))
+    for name, weight in theirs["state_dict"].items():
+        assert torch.equal(ours["state_dict"][name], weight), name
+
+    # Validation is that of one process.
+    hparams = create_hparams(settings)
+    _, clips = load_data(hparams)
+    dataset = MelDataset(clips, open_mels(clips, hparams))
+    batches = validation_batches(clips, hparams)
+    model = Tacotron2(hparams)
+    checkpoint.load_weights(model, theirs, whole)
+    with StopSignals() as stop, open_loader(dataset, batches, collate, 0) as loader:
+        expected, _ = validate(model, loader, batches, Tacotron2Loss(), stop)
+    *_, last = records(whole, "validation")
+    for name, value in expected.items():
+        assert math.isclose(last[name], value, rel_tol=1e-12), name
+
+    # One process goes on from the start of an epoch.
+    for path in checkpoint.checkpoints(whole):
+        if checkpoint.load_checkpoint(path)["progress"]["epoch"] > 1:
+            path.unlink()
+    state = checkpoint.load_newest(whole)[1]
+    assert state["progress"]["epoch"] == 1 and state["progress"]["batch"] > 0
+    checkpoint.checkpoints(whole)[0].unlink()
+    checkpoint.checkpoints(whole)[0].unlink()
+    assert run("whole", "", "--resume") == 0
+    assert [record["epoch"] for record in records(whole, "validation")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "one of the processes has ended, by an error"),
+        ("raise train.UserError('a clip is broken; mend it')", "a clip is broken; mend it"),
+    ],
+)
+def test_when_one_process_fails_all_end_with_one_line(tmp_path, settings, fault, error):
+    status, _, errors = torchrun(2, tmp_path / "run", settings + "epochs=99", fault=fault)
+    assert status == 1 and len(errors) == 1 and errors[0].startswith(f"error: {error}")
+
+
+def test_all_skip_a_step_that_is_not_finite_in_one(tmp_path, settings):
+    settings += "epochs=2"
+    fault = "batch.mel.fill_(np.nan)"
+    status, output, _ = torchrun(2, tmp_path / "run", settings, fault=fault)
+    assert status == 0 and output.count("step skipped") == 1, output
+    (bad,) = records(tmp_path / "run", "bad_step")
+    clips, _ = load_data(create_hparams(settings))
+    sampler = training_sampler(clips, create_hparams(settings))
+    sampler.num_replicas, sampler.rank = 2, 1
+    assert bad["clips"] == [clips[i].location for i in list(sampler)[3]]
+    state = checkpoint.load_newest(tmp_path / "run")[1]
+    assert all(weight.isfinite().all() for weight in state["state_dict"].values())
