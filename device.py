@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 from cli import UserError
-from distributed import LOCAL_RANK
+from distributed import LOCAL_RANK, SEVERAL
 from hparams import HParams
 
 
@@ -36,9 +36,10 @@ def choose_device(hparams: HParams) -> torch.device:
         # Every batch has another shape, which would fragment memory in blocks of fixed sizes.
         if "PYTORCH_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-        if (n := torch.cuda.device_count()) <= LOCAL_RANK:
-            raise UserError(f"torchrun: --nproc_per_node is above the {n} GPUs here; set it to {n}")
-        torch.cuda.set_device(LOCAL_RANK)
+        if SEVERAL:
+            if (n := torch.cuda.device_count()) <= LOCAL_RANK:
+                raise UserError(f"torchrun --nproc_per_node: there are {n} GPUs; use at most {n}")
+            torch.cuda.set_device(LOCAL_RANK)
         return torch.device("cuda")
     for name, value, instead in (("decoder", "triton", "scan"), ("precision", "tf32", "fp32")):
         if getattr(hparams, name) == value:

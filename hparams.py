@@ -182,15 +182,15 @@ NVIDIA_ONLY = {
     "load_mel_from_disk": "mels are computed from the wavs once, and kept: see cache_mels",
     "fp16_run": "use precision=bf16, or tf32",
     "dynamic_loss_scaling": "precision=bf16 needs no scaling of the loss",
-    "distributed_run": "this trains on one GPU; leave it out",
+    "distributed_run": "on several GPUs: torchrun --nproc_per_node=N train.py ...",
     "max_wav_value": "samples of any format are scaled to [-1, 1]; leave it out",
     "n_frames_per_step": "a decoder step makes one frame, as NVIDIA's does; leave it out",
     "decoder_no_early_stopping": "use gate_threshold=0.999, and max_decoder_steps",
     "use_saved_learning_rate": "leave it out: -c keeps all settings that --hparams does not name",
     "cudnn_enabled": "cuDNN is always used; leave it out",
     "cudnn_benchmark": "batches differ in shape, so it only costs time; leave it out",
-    "dist_backend": "this trains on one GPU; leave it out",
-    "dist_url": "this trains on one GPU; leave it out",
+    "dist_backend": "torchrun sets it up; leave it out",
+    "dist_url": "torchrun sets it up; leave it out",
 }
 
 

@@ -1,7 +1,10 @@
-"""Draw the paper's Figures 1-3, print its Table 1 and picture every strategy, for any lengths.
+"""What each batching strategy does with clips of any lengths: a table, a recommendation, and
+pictures, among them the paper's Figures 1-3.
 
     python scripts/plot_batching.py --train_size 10480 --paper     # LJSpeech's lengths
     python scripts/plot_batching.py lengths.csv --column n_frames
+    python scripts/plot_batching.py data/utt2dur                   # or a manifest in JSON
+    python scripts/plot_batching.py folder_of_audio --target_zpr 0.05
     python scripts/plot_batching.py --filelist train.txt+val.txt
 
 The paper is Ge et al., "Speed up training with variable length inputs by efficient batching
@@ -10,7 +13,6 @@ strategies", Interspeech 2021.
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,7 +25,13 @@ from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from batching import STRATEGIES, BatchStatistics, batch_statistics, plan_batches
+from batching import (
+    STRATEGIES,
+    BatchStatistics,
+    batch_statistics,
+    plan_batches,
+    solve_randomness,
+)
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from files import make_folder
 from hparams import HParams
@@ -52,31 +60,85 @@ def statistics(
     return BatchStatistics(*np.mean(epochs, 0)), BatchStatistics(*np.std(epochs, 0, ddof=1))
 
 
-def table(lengths: ndarray, args: Namespace) -> Iterator[str]:
-    """Lines of a Markdown table: every strategy, without and with DBS; mean ± sd over the seeds."""
-    header = ["Batching", "Parameter", "Batches", "ZPR %", f"ABL ({args.unit})"]
-    header += [f"Sum of batch lengths ({args.unit})", "vs RAND"]
-    header += ["Paper: batches, ZPR %, ABL"] * args.paper
-    yield f"| {' | '.join(header)} |"
-    yield "|---|---|" + "---:|" * (len(header) - 2)
+def all_statistics(
+    lengths: ndarray, args: Namespace
+) -> dict[str, tuple[BatchStatistics, BatchStatistics]]:
+    """Mean and sd over the seeds of every strategy, without and with DBS, by name."""
+    return {
+        strategy + "-DBS" * dynamic: statistics(
+            lengths, args, args.seeds, strategy, dynamic_batch_size=dynamic
+        )
+        for dynamic, strategy in product((False, True), STRATEGIES)
+    }
+
+
+def table(epochs: dict[str, tuple[BatchStatistics, BatchStatistics]], args: Namespace) -> list[str]:
+    """Lines of a Markdown table of :func:`all_statistics`, mean ± sd."""
+    header = ["Batching", "Parameter", "Batches", "ZPR %", "Padding % of data"]
+    header += [f"ABL ({args.unit})", f"Sum of batch lengths ({args.unit})", "Largest batch (clips)"]
+    header += ["Time saved: recurrent, parallel"] + ["Paper: batches, ZPR %, ABL"] * args.paper
+    lines = [f"| {' | '.join(header)} |", "|---|---|" + "---:|" * (len(header) - 2)]
     parameters = {"SSB": f"LRF {args.lrf:g}", "BKT": f"bucket size {args.bucket_size}"}
     parameters["ATS"] = f"{args.n_bins} bins"
-    random_total = None
-    for dynamic, strategy in product((False, True), STRATEGIES):
-        mean, sd = statistics(lengths, args, args.seeds, strategy, dynamic_batch_size=dynamic)
-        random_total = random_total or mean.total_length
-        change = f"{100 * (mean.total_length / random_total - 1):+.1f} %"
-        name = strategy + "-DBS" * dynamic
+    for name, (mean, sd) in epochs.items():
         cells = [
             name,
-            parameters.get(strategy, ""),
+            parameters.get(name.removesuffix("-DBS"), ""),
             f"{mean.n_batches:,.1f} ± {sd.n_batches:,.1f}",
             f"{100 * mean.zpr:.2f} ± {100 * sd.zpr:.2f}",
+            f"{100 * mean.zpr_of_data:.2f} ± {100 * sd.zpr_of_data:.2f}",
             f"{mean.abl:,.1f} ± {sd.abl:,.1f}",
             f"{mean.total_length:,.0f} ± {sd.total_length:,.0f}",
-            "–" if name == "RAND" else change,
+            f"{mean.max_batch_size:,.0f}",
+            ", ".join(f"{100 * saved:.1f} %" for saved in time_saved(epochs, name)),
         ]
-        yield f"| {' | '.join(cells + [paper_cell(name)] * args.paper)} |"
+        lines.append(f"| {' | '.join(cells + [paper_cell(name)] * args.paper)} |")
+    return lines
+
+
+def time_saved(
+    epochs: dict[str, tuple[BatchStatistics, BatchStatistics]], name: str
+) -> tuple[float, float]:
+    """Predicted share of RAND's time that ``name`` saves: if time follows the sum of the batches'
+    lengths, as in a recurrent network on a GPU, and if it follows the padded size."""
+    (random, _), (mean, _) = epochs["RAND"], epochs[name]
+    return (
+        1 - mean.total_length / random.total_length,
+        1 - (1 + mean.zpr_of_data) / (1 + random.zpr_of_data),
+    )
+
+
+def recommendation(
+    lengths: ndarray, epochs: dict[str, tuple[BatchStatistics, BatchStatistics]], args: Namespace
+) -> str:
+    """Which strategy to use for these lengths, and why."""
+    random, mean = epochs["RAND"][0], epochs["SSB-DBS"][0]
+    recurrent, parallel = time_saved(epochs, "SSB-DBS")
+    if random.zpr < 0.02:
+        return (
+            f"Recommended: RAND, random batches. They are only {random.zpr:.1%} padding, since the "
+            "clips are nearly equally long."
+        )
+    text = (
+        f"Recommended: SSB with DBS and BR, lrf={args.lrf:g}. Its batches are {mean.zpr:.1%} "
+        f"padding, random ones {random.zpr:.1%}. It should save {recurrent:.0%} of the time of a "
+        f"recurrent network, {parallel:.0%} if the padded size decides; noise in the order (LRF) "
+        "and BR keep the batches of every epoch new."
+    )
+    fewer = 1 - mean.n_batches / random.n_batches
+    if fewer > 0.1:
+        text += (
+            f" An epoch then has {fewer:.0%} fewer updates: train for more epochs, or lower the "
+            "batch size."
+        )
+    common, longest = np.quantile(lengths, 0.99), lengths.max()
+    if longest > 1.5 * common:
+        text += (
+            f" The longest clip, {longest:,}, is {longest / common:.1f} times as long as 99 % of "
+            f"the clips, and decides the batch capacity: split_long() cuts such clips, or give "
+            f"capacity={round(args.batch_size * common)} and oversize='alone'."
+        )
+    return text
 
 
 def paper_cell(batching: str) -> str:
@@ -120,6 +182,20 @@ def draw_batches(
     for ax in axes[-1]:
         ax.set_xlabel("clips, in the order of training")
     save(figure, args, name, content)
+
+
+def draw_histogram(lengths: ndarray, args: Namespace) -> None:
+    """How many clips have which length."""
+    figure = Figure(figsize=(9, 2.6), layout="constrained")
+    axes = figure.subplots()
+    axes.hist(lengths, bins=min(60, int(np.ptp(lengths)) + 1), color=COLOURS[0])
+    for share, style in ((0.5, "-"), (0.99, "--")):
+        length = np.quantile(lengths, share)
+        label = f"{share:.0%} are up to {length:,.0f} long"
+        axes.axvline(length, color="black", linestyle=style, linewidth=1, label=label)
+    axes.set(xlabel=f"length ({args.unit})", ylabel="clips")
+    axes.legend(frameon=False)
+    save(figure, args, "lengths", f"{len(lengths):,} clips, the longest {lengths.max():,}")
 
 
 def draw_parameters(lengths: ndarray, args: Namespace) -> None:
@@ -177,7 +253,8 @@ def save(figure: Figure, args: Namespace, name: str, content: str) -> None:
 
 
 def draw_all(lengths: ndarray, args: Namespace) -> None:
-    """Figures 1 to 3, and the picture of the strategies, in ``args.output_dir``."""
+    """Figures 1 to 3, the picture of the strategies, and the histogram, in ``args.output_dir``."""
+    draw_histogram(lengths, args)
     draw = partial(draw_batches, subset(lengths, EXAMPLE_CLIPS, 0), args)
     lrf = f"LRF {args.lrf:g}"
     titles = {"RAND": "(a) RAND", "SB": "(b) SB", "SSB": "(c) SSB"}
@@ -198,15 +275,18 @@ def draw_all(lengths: ndarray, args: Namespace) -> None:
 
 def parse_args() -> Namespace:
     parser = ArgumentParser(
-        description="Draw the paper's Figures 1-3 and a picture of every strategy, and print the "
-        "paper's Table 1, for any lengths; by default for the 13,100 of LJSpeech."
+        description="Print what each strategy does with clips of any lengths, by default the "
+        "13,100 of LJSpeech, recommend one, and draw the lengths, every strategy, and the paper's "
+        "Figures 1-3."
     )
+    source = "numbers, one a line; CSV; Kaldi's utt2dur or utt2num_frames; a manifest in JSON; or "
+    source += "a folder of audio. Seconds become frames of 10 ms"
     add = parser.add_mutually_exclusive_group().add_argument
-    add("lengths", nargs="?", type=Path, metavar="LENGTHS", help="text file, one a line, or CSV")
+    add("lengths", nargs="?", type=Path, metavar="LENGTHS", help=source)
     add("--filelist", metavar="A+B", help="the clips of these lists of path|text")
     add = parser.add_argument
-    column = "(default: named frames, length, samples or tokens, or the only one of whole numbers)"
-    add("--column", metavar="NAME", help=f"of a CSV file {column}")
+    column = "column or JSON key (default: frames, length, samples, tokens, duration, or the only "
+    add("--column", metavar="NAME", help=f"{column}one with numbers)")
     add("--data_dir", default="", metavar="DIR", help="folder that --filelist's paths start from")
     hop = f"samples per frame; not with LENGTHS (default: {HParams.hop_length})"
     add("--hop_length", type=positive, metavar="N", help=hop)
@@ -222,6 +302,8 @@ def parse_args() -> Namespace:
     ):
         default, kind = getattr(HParams, name), float if name == "lrf" else positive
         add(f"--{name}", type=kind, default=default, metavar="N", help=f"{what} ({default})")
+    target = "choose lrf, bucket_size and n_bins for this ZPR, such as 0.05, in fixed batches"
+    add("--target_zpr", type=float, metavar="ZPR", help=target)
     add("--paper", action="store_true", help="show the paper's values too")
     folder = Path("runs/batching")
     add("--output_dir", type=Path, default=folder, metavar="DIR", help="for figures (%(default)s)")
@@ -257,11 +339,18 @@ def main() -> None:
     if train_size > n:
         raise UserError(f"--train_size {train_size}: use 1 to {n}, all clips")
     try:
-        rows = list(table(lengths, args))
-    except ValueError as error:  # lrf
+        if args.target_zpr is not None:
+            clips = subset(lengths, args.train_size, 0)
+            wanted = {"target_zpr": args.target_zpr, "batch_size": args.batch_size}
+            for strategy, name in PARAMETERS.items():
+                setattr(args, name, solve_randomness(clips, strategy, **wanted))
+        epochs = all_statistics(lengths, args)
+    except ValueError as error:  # of lrf or target_zpr
         raise UserError(f"--{error}") from None
     print(f"{train_size:,} of {n:,} clips, batch size {args.batch_size};", end=" ")
-    print(f"mean ± sd over {args.seeds} seeds. BR changes none of these.\n", *rows, "", sep="\n")
+    print(f"mean ± sd over {args.seeds} seeds. BR changes none of these.\n")
+    print(*table(epochs, args), "", sep="\n")
+    print(recommendation(lengths, epochs, args), end="\n\n")
     make_folder(args.output_dir)
     with rc_context(STYLE):
         draw_all(lengths, args)

@@ -32,8 +32,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, one for each of test.sh's processes, so that both end together."""
-    items.sort(key=lambda item: item.path.stem not in ("test_run_all", "test_resume"))
+    """The longest files first, so that test.sh's processes end together."""
+    longest = ["test_resume", "test_decoder_triton", "test_distributed", "test_run_all"]
+    items.sort(key=lambda item: (*longest, item.path.stem).index(item.path.stem))
 
 
 # DECODER=reference bash scripts/test.sh runs every test with another decoder.

@@ -13,7 +13,7 @@ import soundfile
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from batching import STRATEGIES, batch_statistics, plan_batches
+from batching import STRATEGIES, batch_statistics, plan_batches, solve_randomness
 from benchmarks import bench_batching
 from cli import UserError
 from hparams import HParams
@@ -61,9 +61,15 @@ def test_the_table_and_the_pictures_are_of_the_plans(call, monkeypatch):
         settings["dynamic_batch_size"] = dynamic
         plans = [plan_batches(LENGTHS, strategy, seed=seed, **settings) for seed in range(3)]
         epochs = [batch_statistics(LENGTHS, plan) for plan in plans]
-        batches, zpr, _, abl, total, *_ = np.transpose(epochs)
+        batches, zpr, of_data, abl, total, largest, _ = np.transpose(epochs)
+        if not dynamic and strategy == "RAND":
+            random = np.mean(total), np.mean(of_data) + 1
+        saved = np.mean(total) / random[0], (np.mean(of_data) + 1) / random[1]
+        saved = ", ".join(f"{100 * (1 - share):.1f} %" for share in saved)
+        assert line.endswith(f" | {np.mean(largest):,.0f} | {saved} |")
         assert line.startswith(f"| {strategy}{'-DBS' * dynamic} | ")
-        for values, digits in ((batches, 1), (100 * zpr, 2), (abl, 1), (total, 0)):
+        percent = (100 * zpr, 2), (100 * of_data, 2)
+        for values, digits in ((batches, 1), *percent, (abl, 1), (total, 0)):
             mean, sd = np.mean(values), np.std(values, ddof=1)
             assert f" | {mean:,.{digits}f} ± {sd:,.{digits}f} |" in line
 
@@ -82,7 +88,7 @@ def test_clips_of_one_length_are_drawn_without_a_warning(call):
     options = ["--seeds=2", "--lrf=0", "--batch_size=60", "--output_dir=new/here"]
     out = call(plot_batching.main, "a.txt", *options)
     paths = map(Path, re.findall(r"wrote (new/here/\S+)", out))
-    assert [path.read_bytes()[:4] for path in paths] == [b"\x89PNG"] * 4
+    assert [path.read_bytes()[:4] for path in paths] == [b"\x89PNG"] * 5
 
 
 def test_the_documented_tables_and_numbers_come_out(call, monkeypatch, capsys):
@@ -138,6 +144,9 @@ def test_git_ignores_the_lists_that_are_made_by_default_and_no_other(tmp_path):
         ("1,5\n2,7\n", "2", [5, 7], "2"),
         ("id,Mel_Frames_hop256,n\n1,750,9\n2,471,8\n", None, [750, 471], "Mel_Frames_hop256"),
         ("id,frames,length_s\n1,750,8.5\n2,471,5.5\n", None, [750, 471], "frames"),
+        ("utt-1 750\nutt-2 471\n", None, [750, 471], "2"),
+        ("path\tduration[ms]\na b.mp3\t750\nc.mp3\t471\n", None, [750, 471], "duration[ms]"),
+        ('{"samples": 750, "text": "a 1"}\n\n{"samples": 471}\n', None, [750, 471], "samples"),
     ],
 )
 def test_which_column_is_read(tmp_path, capsys, text, given, wanted, column):
@@ -145,6 +154,70 @@ def test_which_column_is_read(tmp_path, capsys, text, given, wanted, column):
     path.write_text(text, encoding="utf-8")
     assert lengths.read_lengths(path, given).tolist() == wanted
     assert capsys.readouterr().out == f"{path}: {len(wanted)} lengths, from column {column}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("utt-1 5.284\nutt-2 12\nutt-3 .001\n", "2"),  # Kaldi's utt2dur
+        ("5.284\n12.0\n0.001\n", "1"),
+        ("id,length_s\na,5.284\nb,12\nc,0.001\n", "length_s"),
+        # manifests of NeMo and Hugging Face
+        (
+            '{"audio_filepath": "a", "offset": 0, "duration": 5.284}\n'
+            '{"audio_filepath": "b", "offset": 3, "duration": 12}\n'
+            '{"audio_filepath": "c", "offset": 0, "duration": 0.001}\n',
+            "duration",
+        ),
+        ('{"data": [{"duration": 5.284}, {"duration": 12}, {"duration": 0.001}]}', "duration"),
+        ('[{"duration": 5.284},\n{"duration": 12},\n{"duration": 0.001}]', "duration"),
+    ],
+)
+def test_seconds_become_frames_of_10_ms(tmp_path, capsys, text, column):
+    path = tmp_path / "lengths"
+    path.write_text(text)
+    assert lengths.read_lengths(path).tolist() == [528, 1200, 1]
+    unit = "seconds, as frames of 10 ms"
+    assert capsys.readouterr().out == f"{path}: 3 lengths, from column {column}, {unit}\n"
+
+
+def test_lengths_of_a_folder_are_those_of_its_audio(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name, rate, seconds in (
+        ("b.wav", 8000, 1),
+        ("in/c.flac", 16000, 2.5),
+        ("a.ogg", 8000, 0.5),
+    ):
+        soundfile.write(tmp_path / name, np.zeros(int(rate * seconds)), rate)
+    (tmp_path / "text.txt").write_text("5")
+    assert lengths.read_lengths(tmp_path).tolist() == [50, 100, 250]
+    (tmp_path / "d.wav").write_text("no audio")
+    with pytest.raises(UserError, match=r"d.wav: cannot be read as audio \(.*\); remove it$"):
+        lengths.read_lengths(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("clips", "said"),
+    [
+        (LENGTHS, "Recommended: SSB with DBS and BR, lrf=0.1"),
+        (np.full(100, 70), "Recommended: RAND, random batches. They are only 0.0% padding"),
+        (np.append(LENGTHS, 9000), "split_long() cuts such clips, or give capacity="),
+    ],
+)
+def test_what_is_recommended(call, monkeypatch, clips, said):
+    monkeypatch.setattr(plot_batching, "draw_all", lambda *_: None)
+    np.savetxt("lengths.txt", clips, "%d")
+    assert said in call(plot_batching.main, "lengths.txt", "--seeds=2", "--batch_size=4")
+
+
+def test_a_wanted_padding_chooses_the_parameters(call, monkeypatch):
+    monkeypatch.setattr(plot_batching, "draw_all", lambda *_: None)
+    np.savetxt("lengths.txt", LENGTHS, "%d")
+    options = "--seeds=2", "--batch_size=8", "--target_zpr=0.1"
+    out = call(plot_batching.main, "lengths.txt", *options)
+    for strategy, setting in (("SSB", "LRF {}"), ("BKT", "bucket size {}"), ("ATS", "{} bins")):
+        value = solve_randomness(LENGTHS, strategy, 0.1, batch_size=8)
+        assert f"| {strategy} | {setting.format(f'{value:g}')} | " in out
 
 
 def test_every_wrong_line_is_named_up_to_twenty(tmp_path):
@@ -182,14 +255,20 @@ def test_lengths_of_filelists_are_their_clips_frames(call, corpus, monkeypatch):
         ("5\n" * 50, "--lrf=inf", "--lrf=inf: use 0 to 1e6"),
         ("5\n" * 50, "--output_dir=lengths.csv/x", "lengths.csv/x: cannot be written (Not a dir"),
         ("5\n", "--hop_length=256", "--hop_length 256: LENGTHS are in frames already"),
-        ("", "missing", "missing: cannot be read as text or CSV ("),
-        ("", "binary", "binary: cannot be read as text or CSV ("),
+        ("", "missing", "missing: cannot be read as text, CSV or JSON ("),
+        ("", "binary", "binary: cannot be read as text, CSV or JSON ("),
+        ('{"duration": 5}\n[6]\n', "", "CSV or JSON (number 2 is no object)"),
+        ('{"duration": 5}\n{"n": 6}\n', "", "lengths.csv:2: ',6': give 2 columns, with seconds"),
+        ("a 5.5\nb 0.0\n", "", "lengths.csv:2: 'b,0.0': give 2 columns, with seconds, above 0, in"),
+        ("", "empty", "empty: has no audio (.aiff, .flac, .mp3, "),
+        ("5\n6\n" * 50, "--target_zpr=0.5", "--target_zpr=0.5: SSB gives 0.0"),
         ("", "--filelist=missing", "filelist 'missing': "),
     ],
 )
 def test_bad_lengths_and_options_are_refused(call, text, options, message):
     Path("binary").write_bytes(b"\xff\xfe\x00\n")
     Path("lengths.csv").write_text(text)
+    Path("empty").mkdir()
     given = ["lengths.csv"] if text else []
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         call(plot_batching.main, *given, *options.split())
