@@ -183,11 +183,8 @@ def test_seconds_become_frames_of_10_ms(tmp_path, capsys, text, column):
 
 def test_lengths_of_a_folder_are_those_of_its_audio(tmp_path):
     (tmp_path / "in").mkdir()
-    for name, rate, seconds in (
-        ("b.wav", 8000, 1),
-        ("in/c.flac", 16000, 2.5),
-        ("a.ogg", 8000, 0.5),
-    ):
+    clips = {"b.wav": (8000, 1), "in/c.flac": (16000, 2.5), "a.ogg": (8000, 0.5)}
+    for name, (rate, seconds) in clips.items():
         soundfile.write(tmp_path / name, np.zeros(int(rate * seconds)), rate)
     (tmp_path / "text.txt").write_text("5")
     assert lengths.read_lengths(tmp_path).tolist() == [50, 100, 250]
