@@ -1,5 +1,6 @@
-"""Time the planning of an epoch, beside a plain Python version of it; and how evenly batches are
-dealt to the replicas of a model, beside dealing them in turn.
+"""Time the planning of an epoch, beside a plain Python version of it; how evenly batches are dealt
+to the replicas of a model, beside dealing them in turn; how much a frame counts in the loss; and
+what a bound on text and mel together would gain.
 
 python benchmarks/bench_batching.py
 python benchmarks/bench_batching.py --sizes 10480 --repeats 101
@@ -23,6 +24,11 @@ from scripts.lengths import LJSPEECH_LENGTHS, ljspeech_lengths, read_lengths, su
 
 SIZES = (10_480, 1_000_000, 10_000_000)
 BATCH_SIZE, LRF = 16, 0.1
+# Floats that the full-size model keeps for its backward pass for each frame, each character, and
+# each pair of them: the differences between what torch.autograd.graph.saved_tensors_hooks counts in
+# batches of several sizes, with decoder=scan.
+KEPT = 21_600, 10_250, 2
+KINDS = (("RAND", False), ("SSB", False), ("SSB", True))
 
 
 def fill(order: ndarray, lengths: ndarray, most: int, capacity: int = 0) -> list[list[int]]:
@@ -78,7 +84,7 @@ def print_imbalance(lengths: ndarray) -> None:
           f"{len(lengths):,} clips:\n")  # fmt: skip
     print(f"| Batching | Dealt | {' | '.join(f'{n} replicas' for n in replicas)} |")
     print("|---|---|---:|---:|---:|")
-    for strategy, dynamic in (("RAND", False), ("SSB", False), ("SSB", True)):
+    for strategy, dynamic in KINDS:
         plan = plan_batches(lengths, strategy, BATCH_SIZE, dynamic, lrf=LRF)
         cells = {"in turn": [], "by length": []}
         for n in replicas:
@@ -88,6 +94,49 @@ def print_imbalance(lengths: ndarray) -> None:
         for how, ratios in cells.items():
             name = strategy + "-DBS" * dynamic + "-BR" * (strategy != "RAND")
             print(f"| {name} | {how} | {' | '.join(ratios)} |")
+
+
+def print_weights(lengths: ndarray) -> None:
+    """A frame counts in the mean over its batch by 1 / the frames there."""
+    tenth = np.argsort(np.argsort(lengths)) * 10 // len(lengths)
+    print("\nWeight of a frame in an epoch's loss over the mean, for the tenths of the clips by "
+          "length, the shortest first:\n")  # fmt: skip
+    print(f"| Batching | loss | {' | '.join(str(t + 1) for t in range(10))} |")
+    print(f"|---|---|{'---:|' * 10}")
+    for (strategy, dynamic), loss in product(KINDS, ("padded", "masked")):
+        weights = np.zeros(len(lengths))  # of a frame of each clip
+        for epoch in range(8):
+            for batch in plan_batches(lengths, strategy, BATCH_SIZE, dynamic, epoch=epoch):
+                padded, real = len(batch) * lengths[batch].max(), lengths[batch].sum()
+                weights[batch] += 1 / (padded if loss == "padded" else real)
+        weights *= lengths.sum() / (weights @ lengths)
+        cells = [np.average(weights[tenth == t], weights=lengths[tenth == t]) for t in range(10)]
+        cells = " | ".join(f"{cell:.2f}" for cell in cells)
+        print(f"| {strategy + '-DBS' * dynamic} | {loss} | {cells} |")
+
+
+def print_second_axis(frames: ndarray, characters: ndarray) -> None:
+    """DBS with a bound on what a batch keeps in memory, which depends on its longest text too."""
+
+    def kept(B: ndarray, T_out: ndarray, T_in: ndarray) -> ndarray:
+        return B * (KEPT[0] * T_out + KEPT[1] * T_in + KEPT[2] * T_out * T_in)
+
+    plan = plan_batches(frames, "SSB", BATCH_SIZE, True, False, lrf=LRF)
+    starts = plan.ends - plan.sizes
+    longest = [np.maximum.reduceat(n[plan.order], starts) for n in (frames, characters)]
+    memory = kept(plan.sizes, *longest)
+    ends, start, T_out, T_in, total = [], 0, 0, 0, 0
+    for i, clip in enumerate(plan.order):
+        grown = max(T_out, frames[clip]), max(T_in, characters[clip])
+        if kept(i + 1 - start, *grown) > memory.max():
+            ends.append(i)
+            start, total, grown = i, total + T_out, (frames[clip], characters[clip])
+        T_out, T_in = grown
+    saved = 1 - (total + T_out) / longest[0].sum()
+    print(f"\nSSB-DBS: the largest batch needs {memory.max() / memory.mean() - 1:.1%} more memory "
+          f"than the mean. Bounded by that need instead of its frames, there would be "
+          f"{len(ends) + 1} batches instead of {len(plan)}, and {saved:.1%} fewer decoder "
+          "steps.")  # fmt: skip
 
 
 def main() -> None:
@@ -108,7 +157,11 @@ def main() -> None:
             plan, reference = medians[strategy, dynamic], medians["plain", dynamic]
             cells = f"{size:,} | {strategy + '-DBS' * dynamic}-BR | {plan:,.2f} | {reference:,.2f}"
             print(f"| {cells} | {reference / plan:.1f} |", flush=True)
-    print_imbalance(subset(ljspeech_lengths(276), 10_480, seed=0))
+    frames = subset(ljspeech_lengths(276), 10_480, seed=0)
+    print_imbalance(frames)
+    print_weights(frames)
+    characters = read_lengths(LJSPEECH_LENGTHS, "characters")
+    print_second_axis(frames, subset(characters, 10_480, seed=0))
 
 
 if __name__ == "__main__":

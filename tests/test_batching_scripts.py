@@ -283,6 +283,15 @@ def test_the_bench_times_every_strategy_beside_the_plain_version(call):
         for how in ("in turn", "by length")
     )
     assert min(in_turn) > 1.1 and 1 <= min(by_length) <= max(by_length) < 1.02
+    weights = {  # of a frame, by tenth
+        (strategy, loss): [float(cell) for cell in cells.split("|")]
+        for strategy, loss, cells in re.findall(r"^\| (\S+) \| (\w+ed) \| (.*) \|$", out, re.M)
+    }
+    assert len(weights) == 6 and all(len(tenths) == 10 for tenths in weights.values())
+    assert weights["SSB", "padded"][0] > 2 > 0.8 > weights["SSB", "padded"][-1]
+    for kind in (("RAND", "padded"), ("SSB-DBS", "padded")):
+        assert weights[kind] == pytest.approx([1] * 10, abs=0.03)
+    assert re.search(r"45\d batches instead of 46\d, and [01]\.\d% fewer decoder steps\.$", out)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
