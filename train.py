@@ -218,10 +218,10 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     name = f"{distributed.WORLD_SIZE} x {name}" if distributed.SEVERAL else name
     used = f"{name}, {threads} threads" if device.type == "cpu" else name
     print(f"training on {used}, {hparams.precision}, decoder={model.decoder.implementation}")
-    if distributed.SEVERAL:
+    if n := sampler.n_repeated:
         print(
-            f"they share {len(sampler.plan):,} batches an epoch; {sampler.n_repeated} are trained "
-            "on twice, so that all have equally many"
+            f"note: {n} of the {len(sampler.plan):,} batches of the first epoch are trained on "
+            "twice, so that all processes have equally many"
         )
     logger = NoLogger()
     if distributed.RANK == 0:
