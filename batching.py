@@ -528,6 +528,8 @@ class EpochBatchSampler:
         **settings: Any,
     ) -> None:
         self.lengths, self.seed, self.settings = _check_lengths(lengths), seed, settings
+        both = (num_replicas is None) == (rank is None)
+        _check(both, f"num_replicas={num_replicas}, rank={rank}: give both, or neither")
         self.num_replicas, self.rank = num_replicas, rank
         self.epoch, self._done, self._begun = -1, 0, False
         self.set_epoch(0)
@@ -571,10 +573,11 @@ class EpochBatchSampler:
         """How many processes share the batches, and which this one is. Asked late, because many
         programs make their loaders before they start the process group."""
         num_replicas, rank = self.num_replicas, self.rank
-        group = sys.modules.get("torch.distributed")  # not imported: no group
-        if num_replicas is None and group and group.is_available() and group.is_initialized():
+        if num_replicas is None:
+            group = sys.modules.get("torch.distributed")  # not imported: no group
+            if not (group and group.is_available() and group.is_initialized()):
+                return 1, 0
             num_replicas, rank = group.get_world_size(), group.get_rank()
-        num_replicas, rank = 1 if num_replicas is None else num_replicas, rank or 0
         _check(0 <= rank < num_replicas, f"rank={rank}: use 0 to {num_replicas - 1}")
         return num_replicas, rank
 

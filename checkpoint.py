@@ -88,12 +88,18 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: int) -> Path:
     """Save the checkpoint of ``step``, also as the best if it is, and delete all but the newest
-    ``n_kept`` and the best. Returns its path. Of several processes, rank 0 saves.
+    ``n_kept`` and the best. Returns its path. Of several processes, rank 0 saves, and the others
+    wait.
     """
     path = folder / f"checkpoint_{step:08d}.pt"
-    if distributed.RANK:
-        return path
-    linked = False
+    if distributed.RANK == 0:
+        _save(path, state, is_best, n_kept)
+    distributed.barrier()
+    return path
+
+
+def _save(path: Path, state: dict[str, Any], is_best: bool, n_kept: int) -> None:
+    folder, linked = path.parent, False
     if is_best:  # the best first: if killed in between, the run validates and saves both again
         save_checkpoint(folder / BEST, state)
         with suppress(OSError):  # a file system without links
@@ -106,7 +112,6 @@ def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: 
         save_checkpoint(path, state)
     for old in checkpoints(folder)[n_kept:]:
         old.unlink()
-    return path
 
 
 def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
@@ -125,7 +130,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
         except UserError as error:
             problems.append(str(error))
             continue
-        for problem in problems:
+        for problem in problems if distributed.RANK == 0 else ():
             print(f"warning: {problem}; continuing from {path.name}", file=sys.stderr)
         return path, state
     if problems:

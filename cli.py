@@ -13,10 +13,9 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 # disable=None: shown on a terminal, not in a log
-# and, of the processes that torchrun starts, by the first alone
-progress_bar = partial(
-    tqdm, disable=None if os.environ.get("RANK", "0") == "0" else True, dynamic_ncols=True
-)
+# and by the first alone of the processes that torchrun starts
+_RANK = os.environ["RANK"] if "TORCHELASTIC_RUN_ID" in os.environ else "0"
+progress_bar = partial(tqdm, disable=None if _RANK == "0" else True, dynamic_ncols=True)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -186,10 +186,12 @@ def batching_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
             problem += ", even with dynamic_batch_size" * hparams.dynamic_batch_size
         elif hparams.bucket_size >= len(sampler.lengths):
             problem = f"all {len(sampler.lengths):,} clips are in one bucket, which is RAND"
-    elif strategy == "ATS" and hparams.n_bins >= len(sampler):
+    elif strategy == "ATS" and hparams.n_bins >= len(sampler.plan):
         name = "n_bins"
-        problem = f"an epoch has only {len(sampler):,} batches, which makes it RAND, or nearly so"
-    if not problem or len(sampler) == 1:  # of one batch, all strategies are the same
+        problem = (
+            f"an epoch has only {len(sampler.plan):,} batches, which makes it RAND, or nearly so"
+        )
+    if not problem or len(sampler.plan) == 1:  # of one batch, all strategies are the same
         return ""
     try:
         fix = f"{name}={like_ssb(sampler.lengths, hparams, strategy)} pads about as much as"

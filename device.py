@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 from cli import UserError
-from distributed import LOCAL_RANK, SEVERAL
+from distributed import LOCAL_WORLD_SIZE, SEVERAL
 from hparams import HParams
 
 
@@ -36,10 +36,9 @@ def choose_device(hparams: HParams) -> torch.device:
         # Every batch has another shape, which would fragment memory in blocks of fixed sizes.
         if "PYTORCH_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-        if SEVERAL:
-            if (n := torch.cuda.device_count()) <= LOCAL_RANK:
-                raise UserError(f"torchrun --nproc_per_node: there are {n} GPUs; use at most {n}")
-            torch.cuda.set_device(LOCAL_RANK)
+        if SEVERAL and (n := torch.cuda.device_count()) < LOCAL_WORLD_SIZE:
+            problem = f"--nproc_per_node={LOCAL_WORLD_SIZE}: there are {n} GPUs"
+            raise UserError(f"{problem}; use {n} or fewer processes")
         return torch.device("cuda")
     for name, value, instead in (("decoder", "triton", "scan"), ("precision", "tf32", "fp32")):
         if getattr(hparams, name) == value:

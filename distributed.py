@@ -8,6 +8,7 @@ is here does nothing.
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,13 +24,16 @@ from cli import UserError
 from layers import kept_buffers
 
 _TORCHRUN = torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
-WORLD_SIZE, RANK, LOCAL_RANK = (
+RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE = (  # local: of those on this machine
     int(os.environ[name]) if _TORCHRUN else alone
-    for name, alone in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0))
-)
+    for name, alone in (
+        ("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)
+    )
+)  # fmt: skip
 SEVERAL = WORLD_SIZE > 1
 # Longer than any work of rank 0 that the others wait for. If one dies, torchrun ends them all.
 TIMEOUT = timedelta(days=1)
+_store = None  # torchrun's, in which processes leave messages for each other
 
 
 def start() -> None:
@@ -42,14 +46,22 @@ def start() -> None:
         warnings.simplefilter("ignore")
 
 
-@contextmanager
-def rank_0_first() -> Iterator[None]:
-    """Rank 0 does what is in the context, such as filling a cache, before the others do it."""
+def wait_for_rank_0() -> None:
+    """Wait until rank 0 calls :func:`meet`: it is the first to look at files, and fills caches."""
     if RANK:
-        _store.wait(["rank 0 has done it"], TIMEOUT)
-    yield
-    if SEVERAL and not RANK:
-        _store.set("rank 0 has done it", "")
+        _wait_for(0)
+
+
+def meet() -> None:
+    """Wait until all processes have called this. Once, before :func:`connect`."""
+    if SEVERAL:
+        _store.set(str(RANK), "")
+        _wait_for(*range(WORLD_SIZE))
+
+
+def _wait_for(*ranks: int) -> None:
+    while not _store.check([str(rank) for rank in ranks]):
+        time.sleep(0.1)  # the store's own wait() ignores Ctrl-C
 
 
 def connect() -> None:
@@ -62,15 +74,14 @@ def connect() -> None:
 
 
 def replicated(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> nn.Module:
-    """``model``, whose backward pass averages the gradients of all processes. Batch norm's running
-    means stay those of each process, until :func:`take_buffers`.
+    """``model``, whose backward pass averages the gradients of all processes.
 
-    The first one, of ``loss(model)``, is done here and forgotten: it decides in which order
-    PyTorch sums, which is then the same in a run that is resumed.
+    One backward pass, of ``loss(model)``, is done here and its gradients are dropped. It fixes the
+    order in which PyTorch sums gradients, which is then the same in a run that is resumed.
     """
     if not SEVERAL:
         return model
-    replicas = DistributedDataParallel(model, broadcast_buffers=False)
+    replicas = DistributedDataParallel(model)
     with kept_buffers(model):
         loss(replicas).backward()
     model.zero_grad()
@@ -78,7 +89,8 @@ def replicated(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> nn.Modu
 
 
 def take_buffers(model: nn.Module) -> None:
-    """Take batch norm's running means from rank 0, which saves them."""
+    """Take batch norm's running means from rank 0, which saves them. (DDP does so at the start of a
+    step, not at its end.)"""
     for buffer in model.buffers() if SEVERAL else ():
         torch.distributed.broadcast(buffer, 0)
 
@@ -101,6 +113,11 @@ def largest(value: int) -> int:
     return int(value)
 
 
+def barrier() -> None:
+    """Wait until all processes have called this."""
+    largest(0)
+
+
 def gathered(value: Any) -> list[Any]:
     """The values of all processes, by rank."""
     values = [value] * WORLD_SIZE
@@ -115,8 +132,9 @@ def explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        lost = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
-        if not (SEVERAL and lost):
+        if not SEVERAL:
+            raise
+        if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error):
             raise
         raise UserError(
             "one of the processes has ended, by an error above or killed, perhaps out of memory; "
@@ -126,14 +144,14 @@ def explained() -> Iterator[None]:
 
 def first_to_fail() -> bool:
     """Whether this process is the first that asks. The others only fail because it did."""
-    if not SEVERAL:
+    if not _store:
         return True
     return _store.compare_set("failed", "", str(RANK)) == str(RANK).encode()
 
 
 def end(status: int) -> NoReturn:
-    """End the process. One of several leaves no time to threads of PyTorch, which may still free
-    tensors, and would abort once the interpreter has ended."""
+    """End the process. One of several skips Python's own cleanup: PyTorch's threads may still free
+    tensors, and abort the process if the interpreter is gone by then."""
     if SEVERAL:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -131,6 +131,8 @@ def main() -> None:
 
 def train(args: argparse.Namespace, resources: ExitStack) -> None:
     """A whole run. ``resources`` ends the loader processes and the signal handlers after it."""
+    distributed.wait_for_rank_0()
+
     # Settings
     folder = args.output_dir
     source, state, hparams, progress = checkpoint.find_start(
@@ -148,27 +150,27 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     device = choose_device(hparams)
     if reason := why_no_gpu():
         print(f"note: no GPU is used: {reason}")
-    if hparams.num_workers > n_cores():
+    if hparams.num_workers * distributed.LOCAL_WORLD_SIZE > n_cores():
         print(f"note: num_workers={hparams.num_workers} on {n_cores()} cores: more are no faster")
 
     # Data
-    with distributed.rank_0_first():  # it fills the cache for all
-        train_clips, val_clips = data_utils.load_data(hparams)
-        data = data_utils.data_fingerprint(train_clips, val_clips)
-        if resuming:
-            checkpoint.refuse_other_data(state, data, source)
-            checkpoint.refuse_other_processes(state, progress, source)
-        sampler = data_utils.training_sampler(train_clips, hparams)
-        if note := data_utils.batching_note(sampler, hparams):
-            print(f"note: {note}")
-        if "iteration" in state:  # NVIDIA's training state
-            progress.epoch = progress.step // len(sampler)
-        if progress.epoch >= hparams.epochs:
-            raise UserError(
-                f"{source}: has {progress.epoch} epochs; set epochs={progress.epoch + 1} or more, "
-                "or take its weights by --warm_start"
-            )
-        mels = open_mels([*train_clips, *val_clips], hparams)
+    train_clips, val_clips = data_utils.load_data(hparams)
+    data = data_utils.data_fingerprint(train_clips, val_clips)
+    if resuming:
+        checkpoint.refuse_other_data(state, data, source)
+        checkpoint.refuse_other_processes(state, progress, source)
+    sampler = data_utils.training_sampler(train_clips, hparams)
+    if note := data_utils.batching_note(sampler, hparams):
+        print(f"note: {note}")
+    if "iteration" in state:  # NVIDIA's training state
+        progress.epoch = progress.step // len(sampler)
+    if progress.epoch >= hparams.epochs:
+        raise UserError(
+            f"{source}: has {progress.epoch} epochs; set epochs={progress.epoch + 1} or more, "
+            "or take its weights by --warm_start"
+        )
+    mels = open_mels([*train_clips, *val_clips], hparams)
+    distributed.meet()
     if hparams.cache_mels:
         print(mels.report([*train_clips, *val_clips]))
     train_set, val_set = MelDataset(train_clips, mels), MelDataset(val_clips, mels)
@@ -179,6 +181,8 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     val_share = val_batches[distributed.RANK :: distributed.WORLD_SIZE]
     val_loader = resources.enter_context(open_loader(val_set, val_share, *options))
     # Pinning memory starts CUDA, so the loader that does it starts last.
+    if distributed.SEVERAL and device.type == "cuda":
+        torch.cuda.set_device(distributed.LOCAL_RANK)
     train_loader = resources.enter_context(
         open_loader(train_set, sampler, *options, pin_memory=torch.cuda.is_available())
     )
@@ -220,8 +224,8 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     print(f"training on {used}, {hparams.precision}, decoder={model.decoder.implementation}")
     if n := sampler.n_repeated:
         print(
-            f"note: {n} of the {len(sampler.plan):,} batches of the first epoch are trained on "
-            "twice, so that all processes have equally many"
+            f"note: {n} batch{'es' * (n > 1)} of the first epoch {'are' if n > 1 else 'is'} "
+            "repeated, so that all processes have equally many"
         )
     logger = NoLogger()
     if distributed.RANK == 0:

@@ -516,7 +516,10 @@ def test_replicas_share_an_epoch_in_equally_many_steps(case, n):
         sampler = EpochBatchSampler(lengths, num_replicas=n, rank=rank, **settings)
         sampler.set_epoch(epoch)
         assert len(sampler) == len(steps) and sampler.n_repeated == steps.size - len(plan)
-        assert list(sampler) == [plan[j].tolist() for j in steps[:, rank]]
+        batches = [plan[j].tolist() for j in steps[:, rank]]
+        assert list(sampler) == batches
+        sampler.load_state_dict({"epoch": epoch, "batch": len(batches) // 2})
+        assert list(sampler) == batches[len(batches) // 2 :]
 
 
 def test_with_drop_last_what_is_left_over_is_left_out():
@@ -527,6 +530,8 @@ def test_with_drop_last_what_is_left_over_is_left_out():
     assert len(set(sampler.steps.flat)) == 10
     with pytest.raises(ValueError, match=r"^num_replicas=13: the plan has 12 batches"):
         len(EpochBatchSampler(lengths, num_replicas=13, rank=0, **settings))
+    with pytest.raises(ValueError, match=r"^num_replicas=5, rank=None: give both, or neither"):
+        EpochBatchSampler(lengths, num_replicas=5)
     with pytest.raises(ValueError, match=r"^rank=5: use 0 to 4"):
         len(EpochBatchSampler(lengths, num_replicas=5, rank=5))
 

@@ -79,7 +79,7 @@ def test_a_step_is_that_of_one_process_on_the_union_of_its_batches(tmp_path, set
     model, loss_function = Tacotron2(hparams), Tacotron2Loss(1.0, hparams.guided_attention_sigma)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3, weight_decay=hparams.weight_decay)
     sampler = training_sampler(clips, hparams)
-    sampler.num_replicas = 2
+    sampler.num_replicas, sampler.rank = 2, 0
     logged, n_different = iter(records(tmp_path / "run", "step")), 0
     for epoch in range(2):
         sampler.set_epoch(epoch)
