@@ -29,7 +29,6 @@ COLOURS = {"RAND": "#000000", "SB": "#D55E00", "SSB": "#0072B2", "BKT": "#009E73
 FORMATS = {"": "o-", "BR": "s--", "DBS": "^-.", "DBS-BR": "D:"}
 MARKERS = dict(zip(COLOURS, "osD^v", strict=True))  # where colours tell values
 FIGURE4 = [name for name in EXPERIMENTS if not name.startswith(("BKT", "ATS"))]  # the paper's
-BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15), "frameon": False}
 LEGEND = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False, "handlelength": 3}
 
 
@@ -91,30 +90,29 @@ def draw_sweep(axes: Any, results: Results) -> None:
     """Masked losses over epochs, over steps and over time: a colour for each value of the swept
     setting, a marker for each strategy, and broken lines for dynamic batches."""
     from matplotlib import colormaps
-    from matplotlib.ticker import LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator
 
     runs = {run.experiment: run for run in results.runs}
-    values = sorted({run.settings[results.sweep] for run in runs.values()})
-    colours = dict(zip(values, colormaps["viridis"](np.linspace(0, 0.9, len(values))), strict=True))
-    for ax, (xlabel, resource) in zip(axes, RESOURCES.items(), strict=True):
+    values = sorted({run.settings[results.sweep] for run in results.runs})
+    for ax, (unit, resource) in zip(axes, RESOURCES.items(), strict=True):
         for name, run in runs.items():
             curves, x = furthest(results, name, "masked_loss"), results.taken(name, resource)
-            form = {"label": name.replace(",", ", "), "color": colours[run.settings[results.sweep]]}
-            form |= {"linestyle": "--" if run.settings["dynamic_batch_size"] else "-"}
-            if curves and x[0] > 0:  # not nan
+            if curves and x[0] > 0:  # not nan, as times that are not compared
+                shade = 0.9 * values.index(run.settings[results.sweep]) / len(values)
+                form = {"label": name.replace(",", ", "), "color": colormaps["viridis"](shade)}
+                form["linestyle"] = "--" if run.settings["dynamic_batch_size"] else "-"
                 form["marker"] = MARKERS[run.settings["batching_strategy"]]
                 draw_curves(ax, x[: len(curves[0])], curves, form)
-        ax.set(xlabel=xlabel, xscale="log", yscale="log")
+        ax.set(xlabel=unit, xscale="log", yscale="log")
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter(NullFormatter())
+            axis.set(major_formatter="{x:g}", minor_formatter="")
     if not axes[0].lines:
         raise UserError("no run has a validation yet; wait for the first")
-    if "times" in results.notes:
-        axes[2].set_title("times are not compared: tables.py says why", fontsize=8)
-    axes[0].set_ylabel("masked validation loss")
-    axes[1].legend(title="shaded: range over seeds", ncols=2, **BELOW)
+    axes[0].set_ylabel("masked validation loss; shaded: range over seeds")
+    axes[2].set_title("times are not compared" * ("times" in results.notes), fontsize=9)
+    labels = axes[0].get_legend_handles_labels()
+    axes[0].figure.legend(*labels, loc="outside lower center", ncols=4, frameon=False)
 
 
 def draw_savings(ax: Any, results: Results) -> None:
@@ -178,7 +176,8 @@ def main() -> None:
     draw_over_time = partial(draw_losses, over_time=True)
     timed = {"time_over_steps": draw_savings, "loss_over_time": draw_over_time}
     drawings = {"figure4": draw_losses, "comparisons": draw_comparisons} | timed
-    drawings = {"sweep": draw_sweep} if results.sweep else drawings
+    if results.sweep:
+        drawings = {"sweep": draw_sweep}
     problems = []
     for name, draw in drawings.items():
         path = output / f"{name}.png"

@@ -60,7 +60,6 @@ from scripts.runs import difference, label, load_run, load_settings
 ROOT = Path(os.path.relpath(Path(__file__).resolve().parent.parent))
 LJSPEECH = ROOT / "data/LJSpeech-1.1"
 RESERVED = {*BATCHING, "seed", "epochs", "training_files", "validation_files"}  # for --hparams
-
 NOT_SWEPT = RESERVED | MAY_CHANGE | {*AUDIO, "text_cleaners"}  # losses would not compare
 CAPACITIES = ("batch_capacity", "batch_capacity_seconds")
 
@@ -171,8 +170,7 @@ def parse_args() -> argparse.Namespace:
     if args.sweep:
         choose_sweep(args)
     args.only = args.only or list(EXPERIMENTS)
-    folder = f"runs/sweep_{args.sweep}" if args.sweep else "runs/table2"
-    args.output = args.output or ROOT / folder
+    args.output = args.output or ROOT / f"runs/{f'sweep_{args.sweep}' if args.sweep else 'table2'}"
     reserved = RESERVED if args.train else RESERVED | {"data_dir"}
     if clash := reserved & set(overrides):
         raise UserError(f"--hparams: {min(clash)} is set by another option; see --help")

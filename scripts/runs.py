@@ -224,8 +224,7 @@ def load_comparable(folders: Iterable[Path], sweep: str = "") -> list[Run]:
         raise UserError("\n".join(problems))
     if sweep and sweep not in runs[0].settings:
         raise UserError(f"--sweep {sweep}: unknown setting; name the one that run_all.sh swept")
-    runs.sort(key=lambda run: run.settings.get(sweep, 0))
-    runs.sort(key=lambda run: run.order)
+    runs.sort(key=lambda run: (*run.order[:2], run.settings.get(sweep, 0), run.order))
     runs = [r._replace(experiment=label(r.experiment, sweep, r.settings)) for r in runs]
     for first, second in itertools.combinations(runs, 2):
         names = f"{first.path} and {second.path}"

@@ -2,7 +2,6 @@
 
     python scripts/tables.py runs/table2                       # the output of run_all.sh
     python scripts/tables.py runs/seed0 runs/seed1 --output runs/both
-
     python scripts/tables.py runs/sweep_batch_size --sweep batch_size     # one table, of a sweep
 
 Prints them, and writes each as Markdown. Unfinished runs count as far as they have got; what is
@@ -361,8 +360,7 @@ def missing_results(results: Results) -> list[str]:
 def main() -> None:
     what = "Fill the paper's Tables 1-4 and one more, and judge its five conclusions"
     results, output = parse_args(what, "tables")
-    parts = (table1, table2, table3, table4, table5, conclusions)
-    parts = (sweep,) if results.sweep else parts
+    parts = (sweep,) if results.sweep else (table1, table2, table3, table4, table5, conclusions)
     texts = {part.__name__: part(results) for part in parts}
     for name, text in texts.items():
         (output / f"{name}.md").write_text(text, encoding="utf-8")
