@@ -169,6 +169,8 @@ def test_every_run_starts_from_the_checkpoint_of_its_seed(series, tones, tmp_pat
         lists = {"training_files", "validation_files"}
         assert changed <= {*BATCHING, *lists, "learning_rate", "epochs"}
     assert run(*options, "--epochs=3").count(": finished, 3 epochs") == 2
+    for capacity in ("--hparams=batch_capacity=80", "--sweep=batch_capacity=80,90"):
+        assert parse("--start", str(start), capacity).settings["batch_capacity"] == 80
     for message, more in (
         ("checkpoint_00000016.pt has 2 already; give more", ["--epochs=2"]),
         ("has data and settings of its own; leave out --corpus", [f"--corpus={tones}"]),
@@ -248,6 +250,20 @@ def test_a_capacity_is_swept_over_dynamic_experiments_alone(tmp_path, monkeypatc
     assert [job.batches.n_batches for job in jobs[:2]] == [8, 35]
     for job in jobs:
         assert create_hparams(job.overrides) == job.hparams
+
+
+@pytest.mark.parametrize(
+    ("options", "only"),
+    [
+        (["--sweep=batch_size=4,8"], ["SSB-BR", "SSB-DBS-BR"]),
+        (["--sweep=n_bins=4,8"], ["ATS-BR", "ATS-DBS-BR"]),
+        (["--sweep=learning_rate=1e-3,1e-4", "--only=RAND"], ["RAND"]),
+        # With a capacity of its own, DBS does not read the base batch size.
+        (["--sweep=batch_size=4,8", "--hparams=batch_capacity=900"], ["SSB-BR"]),
+    ],
+)
+def test_a_sweep_is_of_experiments_that_use_the_setting(options, only):
+    assert parse(*options).only == only
 
 
 def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
