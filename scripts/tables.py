@@ -167,7 +167,7 @@ def sweep(results: Results) -> str:
     columns, rows = dict(SWEEP), []
     for unit, resource in RESOURCES.items():
         amount, losses = results.at_equal(resource)
-        digits = 1 if unit == "minutes" else 0
+        digits = 2 if unit == "minutes" else 0
         head = f"loss after {cell((amount, math.nan), digits)} {unit}"
         columns[head] = (head, 3)
         for experiment, row in results.values.items():

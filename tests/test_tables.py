@@ -383,7 +383,7 @@ def test_a_sweep_compares_after_the_same_epochs_steps_and_time(tmp_path, output_
     printed = output_of(tables, tmp_path, "--sweep=batch_size")
     diverged = tmp_path / "batch_size=16/SSB-BR/seed0"
     assert f"Missing:\n  {diverged}: has diverged, and is left out\n\nwrote sweep.md" in printed
-    assert " | loss after 10 epochs | loss after 30 steps | loss after 10.0 minutes |\n" in printed
+    assert " | loss after 10 epochs | loss after 30 steps | loss after 10.00 minutes |\n" in printed
     table = [line for line in printed.splitlines() if line.startswith("| SSB")]
     # Masked losses are twice the others. With 8 batches an epoch, 30 steps are 3.75 epochs: 7/8 of
     # the way from the validation after 2 epochs to that after 4. Ten minutes are 5 epochs.
