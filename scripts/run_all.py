@@ -3,11 +3,14 @@
     bash scripts/run_all.sh                                    # LJSpeech, or a demo corpus
     bash scripts/run_all.sh --only "RAND SSB-DBS-BR" --seeds "0 1000 2000" --epochs 40
     bash scripts/run_all.sh --start runs/table2/RAND --output runs/common --epochs 60
+    bash scripts/run_all.sh --sweep "batch_size=4,8,16,32" --seeds "0 1000" --epochs 40
 
 Each run is a plain call of train.py, which is printed, in the folder OUTPUT/EXPERIMENT/seedN. Run
 this again to continue: it skips finished runs and resumes the others. The conditions are the
 paper's (Sec. 6). So are BKT's and ATS's parameters (Sec. 3): the largest that pad no more than SSB.
 With --start, all runs of a seed continue from one checkpoint, and only batching tells them apart.
+With --sweep, each experiment is trained with every value of one setting, in the folders
+OUTPUT/EXPERIMENT,NAME=VALUE/seedN, and one table and one figure compare them.
 """
 
 import signal
@@ -26,9 +29,10 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -39,7 +43,7 @@ from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from clips import Clip, numbered_lines
 from device import choose_device
 from files import locked, require_space
-from hparams import PRESETS, HParams, format_overrides, parse_overrides
+from hparams import AUDIO, MAY_CHANGE, PRESETS, HParams, format_overrides, parse_overrides
 from model import Tacotron2
 from scripts.lengths import EXAMPLE_CLIPS
 from scripts.paper import (
@@ -47,14 +51,17 @@ from scripts.paper import (
     EXPERIMENTS,
     MORE_EXPERIMENTS,
     PARAMETERS,
+    experiment_name,
     experiment_settings,
 )
 from scripts.prepare_ljspeech import read_corpus, split, write_filelist
-from scripts.runs import difference, load_run, load_settings
+from scripts.runs import difference, label, load_run, load_settings
 
 ROOT = Path(os.path.relpath(Path(__file__).resolve().parent.parent))
 LJSPEECH = ROOT / "data/LJSpeech-1.1"
 RESERVED = {*BATCHING, "seed", "epochs", "training_files", "validation_files"}  # for --hparams
+NOT_SWEPT = RESERVED | MAY_CHANGE | {*AUDIO, "text_cleaners"}  # losses would not compare
+CAPACITIES = ("batch_capacity", "batch_capacity_seconds")
 
 
 class Job(NamedTuple):
@@ -83,6 +90,46 @@ def seeds(text: str) -> list[int]:
     return values
 
 
+def uses(experiment: str, name: str, settings: dict[str, Any]) -> bool:
+    """Whether a setting has an effect on an experiment's batches."""
+    strategy, dynamic = (experiment_settings(experiment)[key] for key in BATCHING[:2])
+    if name in PARAMETERS.values():
+        return PARAMETERS.get(strategy) == name
+    if name == "batch_size":  # a capacity replaces the one that follows from it
+        return not dynamic or not any(settings.get(capacity) for capacity in CAPACITIES)
+    return dynamic or name not in CAPACITIES
+
+
+def choose_sweep(args: argparse.Namespace) -> None:
+    """Check --sweep, and choose the experiments if --only does not."""
+    text, name = args.sweep[0], args.sweep[0].partition("=")[0]
+    try:
+        pairs = [parse_overrides(f"{name}={value}") for value in text[len(name) + 1 :].split(",")]
+        name, values = next(iter(pairs[0])), [value for pair in pairs for value in pair.values()]
+        checked = [HParams(**args.settings | pair) for pair in pairs if name not in NOT_SWEPT]
+    except UserError as error:
+        problem = str(error).removeprefix("--hparams: ")
+        raise UserError(f"--sweep {text}: {problem}") from None
+    used = [e for e in (*EXPERIMENTS, *MORE_EXPERIMENTS) if uses(e, name, args.settings)]
+    strategy = next((s for s, parameter in PARAMETERS.items() if parameter == name), "SSB")
+    args.only = args.only or [e for e in (f"{strategy}-BR", f"{strategy}-DBS-BR") if e in used]
+    unused = [experiment for experiment in args.only if experiment not in used]
+    skips = name in CAPACITIES and args.settings.get("on_bad_clip") == "skip"
+    for refused, problem in (
+        (args.sweep[1:], "is not the only --sweep; give one at a time"),
+        (not checked, f"runs with another {name} do not compare; sweep batch_size or the like"),
+        (name in parse_overrides(args.hparams), f"leave {name} out of --hparams"),
+        (len(values) == 1, "has one value; give two or more, or set it by --hparams"),
+        (len({*values}) < len(values), f"has {max(values, key=values.count)} twice; keep one"),
+        (unused, f"has no effect on {' '.join(unused)}; --only may have {' '.join(used)}"),
+        (skips, "on_bad_clip=skip would skip other clips for each value; use error"),
+    ):
+        if refused:
+            raise UserError(f"--sweep {text}: {problem}")
+    args.sweep, args.values = name, [{name: value} for value in values]
+    args.settings[name] = min(values)  # every clip must fit the smallest capacity
+
+
 def parse_args() -> argparse.Namespace:
     parser = ArgumentParser(prog="run_all.sh", description=__doc__.partition("\n")[0])
     # fmt: off
@@ -93,13 +140,17 @@ def parse_args() -> argparse.Namespace:
     add("--val", metavar="LIST", help="validation filelist, with --train")
     add("--start", type=Path, metavar="DIR", help="start each run from the newest checkpoint in "
         "DIR/seedN, with its data, settings and optimiser; --epochs counts its epochs too")
-    add("--output", type=Path, default=ROOT / "runs/table2", help="folder (default: %(default)s)")
+    add("--output", type=Path,
+        help=f"folder (default: {ROOT / 'runs/table2'}, or runs/sweep_NAME there with --sweep)")
     add("--epochs", type=positive, default=HParams.epochs, help="per run (default: %(default)s)")
     add("--seeds", type=seeds, default="0",
         help='one run per seed, as in "0 1000 2000"; epoch e is planned from seed + e, so keep '
         "seeds further apart than the number of epochs (default: %(default)s)")
-    add("--only", type=experiments, default=" ".join(EXPERIMENTS),
-        help=f"experiments to train, also {' '.join(MORE_EXPERIMENTS)} (default: %(default)s)")
+    add("--only", type=experiments,
+        help=f"experiments to train, also {' '.join(MORE_EXPERIMENTS)} (default: "
+        f"{' '.join(EXPERIMENTS)}; with --sweep, one of fixed and one of dynamic batches)")
+    add("--sweep", action="append", metavar="NAME=VALUE,...",
+        help='train with each value of one setting, as in "batch_size=4,8,16,32"')
     add("--limit", type=positive, metavar="N", help="use at most N clips, chosen at random")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change in all runs")
     add("--preset", choices=PRESETS, help="settings preset (default: paper)")
@@ -114,7 +165,12 @@ def parse_args() -> argparse.Namespace:
         args.settings = load_settings(args.start / f"seed{args.seeds[0]}")
         args.base = HParams(**args.settings)
         args.train, args.val = args.base.training_files, args.base.validation_files
-    args.settings |= overrides
+    args.settings |= overrides | {"dynamic_batch_size": True}  # each run has its own; DBS reads all
+    args.values = [{}]
+    if args.sweep:
+        choose_sweep(args)
+    args.only = args.only or list(EXPERIMENTS)
+    args.output = args.output or ROOT / f"runs/{f'sweep_{args.sweep}' if args.sweep else 'table2'}"
     reserved = RESERVED if args.train else RESERVED | {"data_dir"}
     if clash := reserved & set(overrides):
         raise UserError(f"--hparams: {min(clash)} is set by another option; see --help")
@@ -197,8 +253,10 @@ def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
     saved = sorted(path.parent for path in args.output.glob("*/*/hparams.json"))
     starts = {seed: find_start(args, seed) for seed in args.seeds}
     jobs = []
-    for seed, name in itertools.product(args.seeds, args.only):
+    for seed, value, name in itertools.product(args.seeds, args.values, args.only):
         settings = args.settings | experiment_settings(name) | {"epochs": args.epochs, "seed": seed}
+        settings |= value
+        name = label(name, args.sweep, settings)
         if not settings["dynamic_batch_size"]:  # only DBS has a capacity
             settings = {k: v for k, v in settings.items() if not k.startswith("batch_capacity")}
         folder, hparams = args.output / name / f"seed{seed}", HParams(**settings)
@@ -210,7 +268,9 @@ def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
             raise UserError(f"--epochs {args.epochs}: {folder} has {done}; give at least that")
         for other in saved:
             old, new = load_settings(other), vars(hparams)
-            if key := difference(old, new, {"seed", *BATCHING}):
+            if args.sweep and other.parent.name != label(experiment_name(old), args.sweep, old):
+                raise UserError(f"{other}: is not of this sweep; give another --output")
+            if key := difference(old, new, {"seed", args.sweep, *BATCHING}):
                 values = f"has {key}={old[key]}, and this call {key}={new[key]}"
                 raise UserError(f"{other}: {values}; give the same, or another --output")
         batches = batch_statistics(lengths, data_utils.training_sampler(train, hparams).plan)
@@ -225,21 +285,25 @@ def announce(jobs: list[Job], train: list[Clip], val: list[Clip]) -> None:
     """Print each run's batches, and the work, disk space and, if known, time that are left."""
     hparams = jobs[0].hparams
     choose_device(hparams)
-    n_parameters = sum(p.numel() for p in Tacotron2(hparams).parameters())
+    with torch.device("meta"):  # only counted
+        models = [Tacotron2(job.hparams) for job in jobs]
+    n_parameters = max(sum(p.numel() for p in model.parameters()) for model in models)
     # Float32 weights and Adam's two moments. A new run will keep the newest checkpoints and the
     # best; one more is being written. Logs take a tenth of that; train.py asks for the mels' space.
     n_new = sum(job.done == job.first_epoch for job in jobs)
-    n_checkpoints = (hparams.keep_checkpoints + 1) * n_new + 1
-    n_bytes = 1.1 * 12 * n_parameters * n_checkpoints
+    checkpoint, n_checkpoints = 1.1 * 12 * n_parameters, hparams.keep_checkpoints + 1
+    n_bytes = checkpoint * (n_checkpoints * n_new + 1)
     steps_left = sum((hparams.epochs - job.done) * job.batches.total_length for job in jobs)
-    print("\nrun                      epochs  batches  ZPR %     ABL  decoder steps/epoch")
+    width = max(23, *(len(job.title) for job in jobs))
+    print(f"\n{'run':<{width}}  epochs  batches  ZPR %     ABL  decoder steps/epoch")
     for job in jobs:
         n_batches, zpr, _, abl, steps, *_ = job.batches
-        progress = f"{job.title:<23} {job.done:>3}/{hparams.epochs:<3} {n_batches:>8,}"
+        progress = f"{job.title:<{width}} {job.done:>3}/{hparams.epochs:<3} {n_batches:>8,}"
         print(f"{progress} {100 * zpr:>6.2f} {abl:>7.1f} {steps:>20,}")
     print(
         f"\n{len(train):,} training and {len(val):,} validation clips\n"
-        f"{n_parameters:,} parameters; checkpoints and logs take {n_bytes / 1e9:.1f} GB of disk\n"
+        f"{n_parameters:,} parameters; checkpoints and logs take {n_bytes / 1e9:.1f} GB of disk, "
+        f"{checkpoint * n_checkpoints / 1e9:.2f} GB a run\n"
         f"{steps_left:,} decoder steps to go (each batch takes as many as its longest clip)\n"
         f"{time_left(jobs) or 'the time left will be known after the first epoch'}"
     )
@@ -319,11 +383,13 @@ def main() -> None:
         after_an_error.pop_all()  # whatever can be refused has been
         failed = train_all(jobs)
         names = ("data_dir", "hop_length", "batch_size", *PARAMETERS.values())
+        series = [args.output, *([f"--sweep={args.sweep}"] if args.sweep else [])]
         plots = [f"--{name}={getattr(jobs[0].hparams, name)}" for name in names]
         plots += ["--paper", f"--filelist={jobs[0].hparams.training_files}"]
         plots += [f"--output_dir={args.output}/figures"]
-        reports = {"plot_batching.py": plots} if len(train) >= EXAMPLE_CLIPS else {}
-        reports |= {"tables.py": [args.output], "figures.py": [args.output]}
+        example = len(train) >= EXAMPLE_CLIPS and not args.sweep
+        reports = {"plot_batching.py": plots} if example else {}
+        reports |= {"tables.py": series, "figures.py": series}
         failed += [name for name in reports if call(f"scripts/{name}", *reports[name])]
     if failed:
         sys.exit(f"FAILED: {'; '.join(failed)}; see above, and run the same command again to retry")

@@ -43,6 +43,7 @@ AVERAGES = {  # of the records of epochs
 TIMES = {"minutes", "frames_per_second"}  # of these, what --timing replaces
 REQUIRED = {"epoch": set(AVERAGES), "validation": {"loss", "masked_loss", "diagonality"}}
 LOSSES = {"vl": "loss", "masked": "masked_loss", "precise": "precise_loss"}
+RESOURCES = {"epochs": "epochs", "steps": "n_batches", "minutes": "minutes"}  # of a training
 Values = dict[str, dict[str, dict[int, float]]]  # experiment: quantity: seed: value
 
 
@@ -94,6 +95,7 @@ class Results(NamedTuple):
     epochs: list[int]  # after which they validate
     values: Values
     notes: dict[str, str]  # what is left out, and why: "losses", "times", "memory"
+    sweep: str = ""  # the setting whose every value makes an experiment of its own
 
     def mean(self, experiment: str, name: str) -> tuple[float, float]:
         """The mean over seeds and its standard error; nan where unknown."""
@@ -120,6 +122,25 @@ class Results(NamedTuple):
                     for quantity, value in staged(prefix, losses, self.epochs, self.start).items():
                         values[quantity][run.settings["seed"]] = value
         return values
+
+    def taken(self, experiment: str, resource: str) -> np.ndarray:
+        """How much of one of RESOURCES it has taken at each validation, since its start."""
+        per_epoch = 1 if resource == "epochs" else self.mean(experiment, resource)[0]
+        return per_epoch * (np.array(self.epochs) - self.start)
+
+    def at_equal(self, resource: str) -> tuple[float, dict[str, dict[int, float]]]:
+        """The most of a resource that all finished runs have taken, and the masked losses after
+        it, interpolated linearly between validations: experiment: seed: loss."""
+        curves, values = [], defaultdict(dict)
+        for run in self.runs:
+            losses, x = run.losses(self.epochs, "masked_loss"), self.taken(run.experiment, resource)
+            curves.append((run, x[: len(losses)], losses))
+        ends = [x[-1] for _, x, _ in curves if len(x) == len(self.epochs) and x[-1] > 0]  # not nan
+        amount = min(ends, default=math.nan)
+        for run, x, losses in curves:
+            if len(x) and x[0] <= amount <= x[-1]:
+                values[run.experiment][run.settings["seed"]] = float(np.interp(amount, x, losses))
+        return amount, values
 
     def reduction(self, experiment: str, name: str) -> tuple[float, float]:
         """The percentage by which a quantity is lower than RAND's, and its standard error."""
@@ -188,20 +209,31 @@ def load_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     return runs, problems
 
 
-def load_comparable(folders: Iterable[Path]) -> list[Run]:
+def label(experiment: str, sweep: str, settings: dict[str, Any]) -> str:
+    """An experiment's name; in a sweep with the value of the swept setting, as in
+    "SSB-BR,batch_size=4"."""
+    value = str(settings[sweep]).removesuffix(".0") if sweep else ""
+    return f"{experiment},{sweep}={value}" if sweep else experiment
+
+
+def load_comparable(folders: Iterable[Path], sweep: str = "") -> list[Run]:
     """All runs in ``folders``, in order; :class:`UserError` if an experiment has a seed twice, or
-    if they differ in more than their batching."""
+    if they differ in more than their batching and the setting ``sweep``."""
     runs, problems = load_runs(folders)
     if problems:
         raise UserError("\n".join(problems))
-    runs.sort(key=lambda run: run.order)
+    if sweep and sweep not in runs[0].settings:
+        raise UserError(f"--sweep {sweep}: unknown setting; name the one that run_all.sh swept")
+    runs.sort(key=lambda run: (*run.order[:2], run.settings.get(sweep, 0), run.order))
+    runs = [r._replace(experiment=label(r.experiment, sweep, r.settings)) for r in runs]
     for first, second in itertools.combinations(runs, 2):
         names = f"{first.path} and {second.path}"
         if first.order == second.order:
             what = f"{first.experiment} with seed {first.settings['seed']}"
-            raise UserError(f"{names}: are both {what}; name folders that hold it once")
+            fix = "name folders that hold it once; for a sweep give its setting by --sweep"
+            raise UserError(f"{names}: are both {what}; {fix}")
         choice = set() if first.experiment == second.experiment else CHOICE
-        reason = inequality(first, second, {"seed", *choice})
+        reason = inequality(first, second, {"seed", sweep, *choice})
         if first.epochs and second.epochs and first.start != second.start:
             reason = f"one starts after {first.start} epochs, the other after {second.start}"
         if reason:
@@ -268,12 +300,12 @@ def staged(
     return {prefix + name: value for name, value in values if math.isfinite(value)}
 
 
-def read_results(folders: Iterable[Path], timing: Path | None = None) -> Results:
+def read_results(folders: Iterable[Path], timing: Path | None = None, sweep: str = "") -> Results:
     """The results of the runs in ``folders``, their times from those in ``timing``, if given."""
-    runs = timed = load_comparable(folders)
+    runs = timed = load_comparable(folders, sweep)
     if timing:
-        timed = load_comparable([timing])
-        timeless = {"seed", "learning_rate"}  # a step takes as long with any
+        timed = load_comparable([timing], sweep)
+        timeless = {"seed", "learning_rate", sweep}  # a step takes as long with any
         if reason := inequality(runs[0], timed[0], timeless | CHOICE):
             names = f"{runs[0].path} and --timing {timed[0].path}"
             raise UserError(f"{names}: {reason}; time runs of the same settings")
@@ -300,7 +332,7 @@ def read_results(folders: Iterable[Path], timing: Path | None = None) -> Results
             for name, value in (run.averages() | run.staged_losses(epochs)).items():
                 if name not in left_out and (name in TIMES) == for_times:
                     values[run.experiment][name][run.settings["seed"]] = value
-    return Results(runs, start, epochs, values, notes)
+    return Results(runs, start, epochs, values, notes, sweep)
 
 
 def parse_args(description: str, output: str) -> tuple[Results, Path]:
@@ -309,10 +341,12 @@ def parse_args(description: str, output: str) -> tuple[Results, Path]:
     parser.add_argument("runs", nargs="+", type=Path, help="outputs of run_all.sh or train.py")
     timing = "take the times from these runs, for when the others shared their machine"
     parser.add_argument("--timing", type=Path, metavar="RUNS", help=timing)
+    swept = "compare the values of this setting, in the output of run_all.sh --sweep"
+    parser.add_argument("--sweep", default="", metavar="NAME", help=swept)
     where = f"where to write (default: RUNS/{output})"
     parser.add_argument("--output", type=Path, metavar="DIR", help=where)
     args = parser.parse_args()
-    results = read_results(args.runs, args.timing)
+    results = read_results(args.runs, args.timing, args.sweep)
     folder = args.output or args.runs[0] / output
     make_folder(folder)
     return results, folder

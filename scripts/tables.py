@@ -2,6 +2,7 @@
 
     python scripts/tables.py runs/table2                       # the output of run_all.sh
     python scripts/tables.py runs/seed0 runs/seed1 --output runs/both
+    python scripts/tables.py runs/sweep_batch_size --sweep batch_size     # one table, of a sweep
 
 Prints them, and writes each as Markdown. Unfinished runs count as far as they have got; what is
 still missing is listed.
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cli import exit_on_user_error
 from scripts import paper
 from scripts.paper import EXPERIMENTS, PAPER
-from scripts.runs import Results, Values, parse_args, stages
+from scripts.runs import RESOURCES, Results, Values, parse_args, stages
 
 # Columns of the tables: the quantity, and our digits.
 TABLE1 = {"Batches": ("n_batches", 0), "ZPR %": ("zpr", 2), "ABL": ("abl", 2)}
@@ -31,6 +32,7 @@ TABLE2 |= {"VL1": ("vl1", 3), "VL2": ("vl2", 3), "VL3": ("vl3", 3), "VLavg": ("v
 BEYOND = {"batches": ("n_batches", 1), "sum of batch lengths": ("total_length", 0)}
 BEYOND |= {"real frames/s": ("frames_per_second", 0), "peak memory GiB": ("peak_memory_gib", 2)}
 BEYOND |= {"masked VL3": ("masked3", 3), "masked VLavg": ("masked_avg", 3)}
+SWEEP = {"batches": ("n_batches", 1), "steps": ("taken", 0), "ZPR %": ("zpr", 2)}
 WANTED = {  # the changes of a loss that a conclusion asks for, in percent
     "lower": (-math.inf, 0),
     "higher": (0, math.inf),
@@ -158,6 +160,31 @@ def table5(results: Results) -> str:
     head = [f"{loss} %, same {same}" for loss in evidence for same in ("epochs", "updates", "time")]
     title = "Table 5: change of the loss from RAND after the same epochs, updates and time"
     return table(title, ["From RAND to", *head], rows, results.notes.get("times", ""))
+
+
+def sweep(results: Results) -> str:
+    """Efficiency, and losses after equal epochs, steps and times, of every value of a setting."""
+    columns, rows = dict(SWEEP), []
+    for unit, resource in RESOURCES.items():
+        amount, losses = results.at_equal(resource)
+        digits = 2 if unit == "minutes" else 0
+        head = f"loss after {cell((amount, math.nan), digits)} {unit}"
+        columns[head] = (head, 3)
+        for experiment, row in results.values.items():
+            row[head] = losses[experiment]
+    for experiment, row in results.values.items():
+        row["taken"] = {0: results.taken(experiment, "n_batches")[-1]}
+        name, _, value = experiment.partition(f",{results.sweep}=")
+        rows.append([name, value, str(len(row["abl"])), *cells(results, experiment, columns)])
+    times = "Minutes: the median of an epoch × epochs, without validation."
+    note = (
+        "Batches of an epoch, steps of all. Loss: the masked validation loss, which padding does "
+        "not change, after the most epochs, steps and minutes that every finished run has taken "
+        "since its start; interpolated between two validations, left out before the first. "
+        f"{results.notes.get('times', times)} Mean ± standard error over seeds."
+    )
+    title = f"Sweep of {results.sweep}: losses after the same epochs, steps and time"
+    return table(title, ["Batching", results.sweep, "Seeds", *columns], rows, note)
 
 
 class Evidence:
@@ -320,7 +347,7 @@ def conclusions(results: Results) -> str:
 def missing_results(results: Results) -> list[str]:
     """What is still to be trained."""
     epochs, present = results.epochs, {run.experiment for run in results.runs}
-    absent = [name for name in EXPERIMENTS if name not in present]
+    absent = [name for name in EXPERIMENTS if name not in present and not results.sweep]
     missing = [f"no run of {', '.join(absent)}"] if absent else []
     for run in results.runs:
         if not all(math.isfinite(record["loss"]) for record in run.validations):
@@ -333,14 +360,14 @@ def missing_results(results: Results) -> list[str]:
 def main() -> None:
     what = "Fill the paper's Tables 1-4 and one more, and judge its five conclusions"
     results, output = parse_args(what, "tables")
-    parts = (table1, table2, table3, table4, table5, conclusions)
+    parts = (sweep,) if results.sweep else (table1, table2, table3, table4, table5, conclusions)
     texts = {part.__name__: part(results) for part in parts}
     for name, text in texts.items():
         (output / f"{name}.md").write_text(text, encoding="utf-8")
     print("\n".join(texts.values()))
     if missing := missing_results(results):
         print("Missing:\n  " + "\n  ".join(missing) + "\n")
-    print(f"wrote table1-5.md and conclusions.md to {output}")
+    print(f"wrote {', '.join(f'{name}.md' for name in texts)} to {output}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -168,6 +169,8 @@ def test_every_run_starts_from_the_checkpoint_of_its_seed(series, tones, tmp_pat
         lists = {"training_files", "validation_files"}
         assert changed <= {*BATCHING, *lists, "learning_rate", "epochs"}
     assert run(*options, "--epochs=3").count(": finished, 3 epochs") == 2
+    for capacity in ("--hparams=batch_capacity=80", "--sweep=batch_capacity=80,90"):
+        assert parse("--start", str(start), capacity).settings["batch_capacity"] == 80
     for message, more in (
         ("checkpoint_00000016.pt has 2 already; give more", ["--epochs=2"]),
         ("has data and settings of its own; leave out --corpus", [f"--corpus={tones}"]),
@@ -207,6 +210,62 @@ def test_experiments_that_the_paper_lacks_are_trained_and_in_the_tables(tones, t
         assert f"\n| {name} | 1 | " in printed
 
 
+def test_a_sweep_trains_each_value_and_compares_them(tones, tmp_path, series):
+    output, swept = tmp_path / "out", ("--epochs=2", "--sweep=batch_size=2,4")
+    options = [option.replace("batch_size=2,", "", 1) for option in arguments(tones, output)]
+    printed = run(*options, *swept)
+    plans = re.sub(" +", " ", printed.partition("called")[0].replace(",", ""))
+    for size, name in itertools.product((2, 4), ("SSB-BR", "SSB-DBS-BR")):
+        folder = output / f"{name},batch_size={size}" / "seed0"
+        settings = json.loads((folder / "hparams.json").read_text())
+        assert (experiment_settings(name) | {"batch_size": size}).items() <= settings.items()
+        epoch = records(folder, "epoch")[0]
+        plan = "{n_batches} {zpr:.2%} {abl:.1f} {total_length}".format(**epoch).replace("%", "")
+        assert f"{name}batch_size={size} seed 0 0/2 {plan}\n" in plans
+        assert re.search(rf"^\| {name} \| {size} \| 1 \| {epoch['n_batches']}.0", printed, re.M)
+    assert "GB of disk 0.00 GB a run" in plans and "plot_batching" not in printed
+    assert (output / "tables/sweep.md").read_text() in printed
+    assert [path.name for path in (output / "figures").iterdir()] == ["sweep.png"]
+    assert run(*options, *swept).count(": finished, 2 epochs") == 4
+    for message, folder, more in (
+        ("and this call batch_size=16; give the same", output, []),
+        ("is not of this sweep; give another --output", output, ["--sweep=lrf=0.1,0.2"]),
+        ("/ATS-BR/seed0: is not of this sweep; give another --output", series[0], swept),
+        ("train.txt has 16 clips; use at most 16", output, ["--sweep=batch_size=2,32"]),
+    ):
+        options = [option.replace(str(output), str(folder)) for option in options]
+        assert message in run(*options, *more, status=2)
+        options = [option.replace(str(folder), str(output)) for option in options]
+
+
+def test_a_capacity_is_swept_over_dynamic_experiments_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clips = [SimpleNamespace(n_frames=n) for n in [20, 30, 40, 50] * 40]
+    args = parse("--sweep=batch_capacity_seconds=10,2.5", "--seeds=0 1000")
+    assert args.output == run_all.ROOT / "runs/sweep_batch_capacity_seconds"
+    assert args.settings["batch_capacity_seconds"] == 2.5  # which all clips must fit
+    jobs = run_all.make_jobs(args, clips)
+    folders = [f"SSB-DBS-BR,batch_capacity_seconds={value}" for value in ("10", "2.5")]
+    assert [job.folder.parent.name for job in jobs] == folders * 2
+    assert [job.batches.n_batches for job in jobs[:2]] == [8, 35]
+    for job in jobs:
+        assert create_hparams(job.overrides) == job.hparams
+
+
+@pytest.mark.parametrize(
+    ("options", "only"),
+    [
+        (["--sweep=batch_size=4,8"], ["SSB-BR", "SSB-DBS-BR"]),
+        (["--sweep=n_bins=4,8"], ["ATS-BR", "ATS-DBS-BR"]),
+        (["--sweep=learning_rate=1e-3,1e-4", "--only=RAND"], ["RAND"]),
+        # With a capacity of its own, DBS does not read the base batch size.
+        (["--sweep=batch_size=4,8", "--hparams=batch_capacity=900"], ["SSB-BR"]),
+    ],
+)
+def test_a_sweep_is_of_experiments_that_use_the_setting(options, only):
+    assert parse(*options).only == only
+
+
 def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
     """Numpy stands for what is being imported."""
     code = "print('importing', flush=True)\nimport time\ntime.sleep(60)"
@@ -233,6 +292,27 @@ def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
         ("--hparams=seed=1", "--hparams: seed is set by another option"),
         ("--hparams=data_dir=x", "--hparams: data_dir is set by another option"),
         ("--output=a+b", "--output a+b: + joins filelists; use another name"),
+        (
+            "--sweep=lrf=0.1",
+            "--sweep lrf=0.1: has one value; give two or more, or set it by --hpara",
+        ),
+        ("--sweep=lrf=0.1,0.10", "--sweep lrf=0.1,0.10: has 0.1 twice; keep one"),
+        ("--sweep=lrf", "--sweep lrf: lrf= is not valid; use a number"),
+        ("--sweep=lfr=0.1,0.2", "lfr=0.1,0.2: unknown setting 'lfr'; did you mean 'lrf'?"),
+        ("--sweep=lrf=0.1,-1", "--sweep lrf=0.1,-1: setting lrf=-1.0: use 0 to 1e6"),
+        ("--sweep=batch_size=2,4", "--sweep batch_size=2,4: leave batch_size out of --hparams"),
+        ("--sweep=seed=1,2", "runs with another seed do not compare; sweep batch_size or the like"),
+        ("--sweep=hop_length=64,128", "runs with another hop_length do not compare; sweep batch"),
+        ("--sweep=lrf=1,2 --sweep=lrf=3,4", "is not the only --sweep; give one at a time"),
+        (
+            "--sweep=lrf=1,2 --only=RAND SSB",
+            "has no effect on RAND; --only may have SSB-BR SSB SSB",
+        ),
+        (
+            "--sweep=batch_capacity=99,999 --only=SSB",
+            "no effect on SSB; --only may have SB-DBS SSB",
+        ),
+        ("--sweep=batch_capacity=9,999", "above the batch capacity of 9 (and 14 more clips); set "),
         ("--corpus=gone", "gone/metadata.csv: no such file; give the folder that holds it"),
         ("--train=gone --val=gone --limit=10 --corpus=", "filelist 'gone': No such file or direct"),
         (f"--hparams={TINY}batch_size=64", "train.txt has 16 clips; use at most 16"),

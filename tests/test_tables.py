@@ -30,14 +30,14 @@ def write_run(folder, experiment="RAND", seed=0, losses=FIVE, minutes=1.0, start
     how they differ from CPU. ``first``: it starts from a checkpoint after so many epochs, and
     validates with batch norm re-estimated too."""
     frames, first = changed.pop("frames", 540), changed.pop("first", 0)
-    abl = changed.pop("abl", EPOCH["abl"])
+    epoch = EPOCH | {name: changed.pop(name) for name in EPOCH if name in changed}
     settings = {"seed": seed, "epochs": first + 2 * max(len(losses), 1), "decoder": "scan"}
     settings |= experiment_settings(experiment)
     path = folder / experiment / f"seed{seed}"
     path.mkdir(parents=True)
     (path / "hparams.json").write_text(json.dumps({**settings, **changed}))
     records, started = [], [{"event": "start", **CPU, **start} for start in starts]
-    epoch = {**EPOCH, "abl": abl, "minutes": minutes, "frames_per_second": frames / minutes / 60}
+    epoch |= {"minutes": minutes, "frames_per_second": frames / minutes / 60}
     for i, loss in enumerate(losses):
         last = first + 2 * i + 1
         records += [*started[i : i + 1], {**epoch, "epoch": last - 1}, {**epoch, "epoch": last}]
@@ -360,6 +360,78 @@ def test_figures_are_drawn_from_what_there_is_and_old_ones_do_not_stay(tmp_path,
     assert printed.count("not drawn: ") == printed.count("png: Times are not compared: ") == 2
     left = sorted(path.name for path in (series / "figures").iterdir())
     assert left == ["comparisons.png", "figure4.png"]
+
+
+def write_sweep(folder, **changed):
+    """Batch sizes 2, 4, 8 and 16 over ten epochs, the last with dynamic batches only."""
+    for experiment, size, n_batches, minutes, losses in (
+        ("SSB-BR", 16, 2, 0.5, [20.0]),  # diverged: only its first loss is finite
+        ("SSB-BR", 8, 4, 1.5, [9.0, 7.0, 6.0, 5.0, 4.0]),
+        ("SSB-BR", 4, 8, 2.0, [8.0, 6.0, 5.0, 4.0, 3.0]),
+        ("SSB-BR", 2, 16, 6.0, [7.0, 5.0, 4.0, 3.0, 2.0]),
+        ("SSB-DBS-BR", 8, 3, 1.0, [10.0, 8.0, 7.0, 6.0, 5.0]),
+    ):
+        losses = losses + [math.nan] * (5 - len(losses))
+        run = {"batch_size": size, "n_batches": n_batches, "minutes": minutes} | changed
+        write_run(folder / f"batch_size={size}", experiment, 0, losses, **run)
+    losses = [8.8, 6.6, 5.5, 4.4, 3.3]
+    write_run(folder / "more", "SSB-BR", 1, losses, 2.0, n_batches=8, batch_size=4, **changed)
+
+
+def test_a_sweep_compares_after_the_same_epochs_steps_and_time(tmp_path, output_of):
+    write_sweep(tmp_path)
+    printed = output_of(tables, tmp_path, "--sweep=batch_size")
+    diverged = tmp_path / "batch_size=16/SSB-BR/seed0"
+    assert f"Missing:\n  {diverged}: has diverged, and is left out\n\nwrote sweep.md" in printed
+    assert " | loss after 10 epochs | loss after 30 steps | loss after 10.00 minutes |\n" in printed
+    table = [line for line in printed.splitlines() if line.startswith("| SSB")]
+    # Masked losses are twice the others. With 8 batches an epoch, 30 steps are 3.75 epochs: 7/8 of
+    # the way from the validation after 2 epochs to that after 4. Ten minutes are 5 epochs.
+    assert table == [
+        "| SSB-BR | 2 | 1 | 16.0 | 160 | 10.00 | 4.000 | – | – |",  # before its first validation
+        "| SSB-BR | 4 | 2 | 8.0 ± 0.0 | 80 | 10.00 ± 0.00 "
+        "| 6.300 ± 0.300 | 13.125 ± 0.625 | 11.550 ± 0.550 |",
+        "| SSB-BR | 8 | 1 | 4.0 | 40 | 10.00 | 8.000 | 10.500 | 11.333 |",
+        "| SSB-BR | 16 | 1 | 2.0 | 20 | 10.00 | – | – | – |",
+        "| SSB-DBS-BR | 8 | 1 | 3.0 | 30 | 10.00 | 10.000 | 10.000 | 10.000 |",
+    ]
+    for program in (tables, figures):
+        for other in ([], ["--sweep=lrf"]):
+            with pytest.raises(UserError, match=r"seed 0; name .* give its setting by --sweep"):
+                output_of(program, tmp_path, *other)
+        with pytest.raises(UserError, match="--sweep sizes: unknown setting; name the one that"):
+            output_of(program, tmp_path, "--sweep=sizes")
+
+
+def test_the_figure_of_a_sweep_has_its_losses_over_epochs_steps_and_time(tmp_path, output_of):
+    write_sweep(tmp_path)
+    axes = Figure().subplots(1, 3)
+    figures.draw_sweep(axes, runs.read_results([tmp_path], sweep="batch_size"))
+    for ax, x in zip(
+        axes, ([2, 4, 6, 8, 10], [16, 32, 48, 64, 80], [4, 8, 12, 16, 20]), strict=True
+    ):
+        lines = {line.get_label(): line for line in ax.lines}
+        assert " ".join(name[-2:] for name in lines) == "=2 =4 =8 16 =8"
+        line, fixed = (lines[f"SSB-BR, batch_size={n}"] for n in (4, 8))
+        dynamic = lines["SSB-DBS-BR, batch_size=8"]
+        assert line.get_xdata() == pytest.approx(x)
+        assert line.get_ydata() == pytest.approx([16.8, 12.6, 10.5, 8.4, 6.3])  # mean of two seeds
+        assert fixed.get_color() == pytest.approx(dynamic.get_color()) != line.get_color()
+        assert fixed.get_linestyle() == line.get_linestyle() == "-" != dynamic.get_linestyle()
+    assert output_of(figures, tmp_path, "--sweep=batch_size").count("wrote ") == 1
+    assert (tmp_path / "figures/sweep.png").stat().st_size > 10_000
+
+
+def test_times_of_a_sweep_in_unequal_conditions_are_not_compared(tmp_path, output_of):
+    write_sweep(tmp_path, starts=[{}])
+    write_run(tmp_path / "other", "SSB-BR", 5, starts=[H100], batch_size=8)
+    printed = output_of(tables, tmp_path, "--sweep=batch_size")
+    assert "Times are not compared: " in printed and "| loss after – minutes |" in printed
+    (dynamic,) = re.findall(r"\| SSB-DBS-BR .*", printed)
+    assert dynamic.endswith("| 10.000 | 10.000 | – |")
+    axes = Figure().subplots(1, 3)
+    figures.draw_sweep(axes, runs.read_results([tmp_path], sweep="batch_size"))
+    assert [len(ax.lines) for ax in axes] == [5, 5, 0]
 
 
 def test_compare_runs_finds_the_runs_of_a_series(tmp_path, output_of):
