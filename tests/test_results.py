@@ -16,6 +16,7 @@ SERIES = (  # arguments of tables.py
     "docs/results/ssb_annealed",
     "docs/results/scratch",
     "docs/results/long",
+    "docs/results/sweep --sweep batch_size",
 )
 
 
@@ -32,9 +33,10 @@ def printed(tmp_path_factory) -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*/*.md"))
 
 
-def test_the_table_of_times_is_what_the_records_give(printed):
-    (table,) = re.findall(r"^\*\*Table 3: .*?\n\n(?=\n|\S)", REPORT, re.S | re.M)
-    assert table.strip() in printed
+@pytest.mark.parametrize("title", ["Table 3: ", "Sweep of batch_size: "])
+def test_a_table_is_what_the_records_give(printed, title):
+    (table,) = re.findall(rf"^\*\*{title}.*?\n\n.*?\n(?=\n)", REPORT, re.S | re.M)
+    assert table.count("\n") > 8 and table.strip() in printed
 
 
 def test_every_interval_is_in_a_table(printed, monkeypatch, capsys):
