@@ -12,8 +12,7 @@ while [ $# -gt 0 ]; do
             declare "${1#--}=$2" && shift 2 ;;
         --help)
             echo "run.sh [--data WAVS] [--output DIR] [--seeds '$seeds'] [--epochs $epochs]"
-            echo "    [--strategies '$strategies'] [--fixed '$fixed'] [--dynamic '$dynamic']"
-            exit ;;
+            echo " [--strategies '$strategies'] [--fixed '$fixed'] [--dynamic '$dynamic']"; exit ;;
         *) echo "unknown option $1; --help shows those that there are" >&2; exit 2 ;;
     esac
 done
@@ -28,16 +27,15 @@ if [ -z "$data" ]; then
     data=data/enhancement  # 7.7 minutes of speech
     "$PYTHON" scripts/make_demo_corpus.py $data --clips 200 --duration_scale 0.35
 fi
-runs=${output:=runs/speech_enhancement}/runs settings="--data $data --epochs $epochs"
-mkdir -p "$runs"
+runs=${output:=runs/enhancement}/runs settings="--data $data --epochs $epochs"; mkdir -p "$runs"
 [ -n "$(ls "$runs")" ] || echo "$settings" > "$output/settings"
 if [ "$(cat "$output/settings")" != "$settings" ]; then
-    echo "$output: has runs of $(cat "$output/settings"); use another --output for $settings" >&2
-    exit 2
+    echo "$output: made with $(cat "$output/settings"); use another --output" >&2; exit 2
 fi
+sizes=$(for n in $fixed; do echo size=$n; done; for n in $dynamic; do echo seconds=$n; done)
 for seed in $seeds; do
     for strategy in $strategies; do
-        for size in ${fixed:+$(printf 'size=%s ' $fixed)} ${dynamic:+$(printf 'seconds=%s ' $dynamic)}; do
+        for size in $sizes; do
             result=$runs/$strategy-$size-$seed.json
             [ -f "$result" ] || "$PYTHON" $here/train.py "$data" -o "$result" \
                 --strategy "$strategy" "--batch_$size" --seed "$seed" --epochs "$epochs"

@@ -62,14 +62,12 @@ def figure(groups: dict[tuple, list[dict]], path: Path) -> None:
     fig, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
     for ax, condition in zip(axes, ("matched", "mismatched"), strict=True):
         for strategy, label in NAMES.items():
-            sizes = {s: r for (_, s, _), r in groups.items() if s and r[0]["strategy"] == strategy}
-            if sizes:
-                scores = (with_error(runs, condition) for runs in sizes.values())
-                ax.errorbar(
-                    list(sizes), *zip(*scores, strict=True), marker="o", capsize=3, label=label
-                )
+            own = {s: r for (_, s, _), r in groups.items() if s and r[0]["strategy"] == strategy}
+            if own:
+                means, errors = zip(*(with_error(r, condition) for r in own.values()), strict=True)
+                ax.errorbar(list(own), means, errors, marker="o", capsize=3, label=label)
                 ax.set_xscale("log", base=2)
-                ax.set_xticks(list(sizes), [f"{seconds:g}" for seconds in sizes])
+                ax.set_xticks(list(own), [f"{seconds:g}" for seconds in own])
                 ax.legend()
         ax.set(title=condition, xlabel="dynamic batch size (s)", ylabel="ΔSNR (dB)")
     fig.savefig(path, dpi=100)

@@ -95,18 +95,17 @@ class Mixtures(Dataset):
 
     Args:
         longest: most samples of a piece; longer mixtures are split (Sec. 4). None: no limit.
-        mismatched: a lower and slower voice, in bursts of pink noise.
+        mismatched: a lower and slower voice, in pink noise that comes in four bursts a second.
     """
 
     def __init__(self, clips: list, seed: int, longest: int | None = None, mismatched=False):
         self.seed, self.mismatched, rng = seed, mismatched, np.random.default_rng(seed)
-        self.clips, spectrum = clips, speech_spectrum(clips)
         if mismatched:
             self.clips = [resample(clip, 6, 5) for clip in clips]
-            spectrum = 1 / np.sqrt(np.arange(1, 130))  # pink
-        self.noise = shaped_noise(spectrum, rng)
-        if mismatched:  # in bursts, eight a second
-            self.noise *= np.sin(4 * np.pi * np.arange(len(self.noise)) / SAMPLING_RATE) ** 4
+            pink = shaped_noise(1 / np.sqrt(np.arange(1, 130)), rng)
+            self.noise = pink * np.sin(4 * np.pi * np.arange(len(pink)) / SAMPLING_RATE) ** 4
+        else:
+            self.clips, self.noise = clips, shaped_noise(speech_spectrum(clips), rng)
         lengths = [len(clip) for clip in self.clips]
         self.pieces = split_long(lengths, longest or max(lengths))  # clip, start, end
         self.lengths = self.pieces[:, 2] - self.pieces[:, 1]
