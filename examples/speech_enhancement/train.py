@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import soundfile
 import torch
-import torch.nn.functional as F
 from numpy import ndarray
 from numpy.random import Generator
 from scipy.signal import resample_poly
@@ -169,7 +168,7 @@ class Depthwise(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, K) → (B, C, K)
-        past, total = F.pad(x, (2 * self.dilation, 0)), self.bias
+        past, total = nn.functional.pad(x, (2 * self.dilation, 0)), self.bias
         for i, weight in enumerate(self.weights):
             total = torch.addcmul(total, past.narrow(2, i * self.dilation, x.shape[2]), weight)
         return total
@@ -195,7 +194,7 @@ class ConvTasNet(nn.Module):
     def forward(self, mixture: Tensor) -> Tensor:  # (B, T) → (B, T)
         # Every sample lies in two windows, whatever padding follows.
         n_samples, hop = mixture.shape[1], self.hop
-        padded = F.pad(mixture, (hop, 2 * hop - n_samples % hop))
+        padded = nn.functional.pad(mixture, (hop, 2 * hop - n_samples % hop))
         encoded = self.encoder(padded[:, None]).relu()  # (B, N, K)
         x, total = self.bottleneck(encoded), 0.0
         for block in self.blocks:
@@ -307,14 +306,15 @@ def main(argv: list[str] | None = None) -> None:
     add("--seed", type=int, default=0, help="of weights, mixtures and batches (default 0)")
     add("--epochs", type=int, default=8, help="default 8")
     args = parser.parse_args(argv)
-    if min(args.batch_size or 1, (args.batch_seconds or 1) * 10, args.epochs, args.seed + 1) < 1:
+    size = args.batch_seconds if args.batch_size is None else args.batch_size
+    if not 0.1 <= size < 1e6 or args.epochs < 1 or args.seed < 0:
         stop("use 1 or more for --batch_size and --epochs, 0.1 for --batch_seconds, 0 for --seed")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
     result = train(args)
     partial = args.output.with_suffix(".partial")
     partial.write_text(json.dumps(result, indent=1) + "\n")
     partial.replace(args.output)  # so a result is always complete
-    scores = f"{result['matched']:.2f} dB matched, {result['mismatched']:.2f} dB mismatched"
-    print(f"{args.output}: {result['seconds']:.0f} s, ΔSNR {scores}")
+    print(f"{args.output}: ΔSNR {result['matched']:.2f} dB, {result['seconds']:.0f} s")
 
 
 if __name__ == "__main__":
