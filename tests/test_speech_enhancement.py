@@ -1,0 +1,170 @@
+"""The speech enhancement example: its mixtures, its loss, and its table from end to end."""
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import write_tone
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "speech_enhancement"
+spec = importlib.util.spec_from_file_location("enhancement", EXAMPLE / "train.py")
+enhancement = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(enhancement)
+
+
+def snr(estimate: np.ndarray | torch.Tensor, speech: np.ndarray | torch.Tensor) -> float:
+    return 10 * math.log10((speech**2).sum() / ((estimate - speech) ** 2).sum())
+
+
+@pytest.fixture
+def wavs(tmp_path: Path) -> Path:
+    """16 tones of 0.1 to 0.6 s, of several sampling rates; one in a folder of its own."""
+    folder = tmp_path / "wavs"
+    (folder / "more").mkdir(parents=True)
+    for i in range(16):
+        path = folder / ("more" if i == 5 else "") / f"{i:02d}.wav"
+        write_tone(path, 0.1 + 0.5 * (i * 5 % 16) / 15, rate=(8000, 16000, 22050)[i % 3])
+    return folder
+
+
+def run(wavs: Path, output: Path, **options) -> dict:
+    settings = {"strategy": "RAND", "batch_size": None, "batch_seconds": None, "seed": 0}
+    settings |= {"epochs": 1, "wavs": wavs, "output": output, **options}
+    return enhancement.train(argparse.Namespace(**settings))
+
+
+def test_a_mixture_has_the_wanted_snr():
+    rng = np.random.default_rng(0)
+    speech, noise = rng.standard_normal((2, 5000)).astype(np.float32)
+    for wanted in (-5, 0, 10):
+        assert snr(enhancement.mix(speech, 7 * noise, wanted), speech) == pytest.approx(
+            wanted, 1e-3
+        )
+
+
+@pytest.mark.parametrize("mismatched", [False, True])
+def test_mixtures_are_random_in_epochs_and_the_same_for_every_batching(wavs, mismatched):
+    clips = enhancement.read_clips(wavs)
+    whole = enhancement.Mixtures(clips, 3, mismatched=mismatched)
+    split = enhancement.Mixtures(clips, 3, longest=2500, mismatched=mismatched)
+    first = whole.mixtures
+    for data in (whole, split):
+        data.set_epoch(7)
+    for mixture, same, other, speech in zip(
+        whole.mixtures, split.mixtures, first, whole.clips, strict=True
+    ):
+        assert np.array_equal(mixture, same) and not np.array_equal(mixture, other)
+        assert -5.01 < snr(mixture, speech) < 10.01
+        assert np.square(speech).mean() == pytest.approx(0.01, 1e-3)
+
+
+def test_pieces_cover_every_sample_once(wavs):
+    clips = enhancement.read_clips(wavs)
+    data = enhancement.Mixtures(clips, 0, longest=2500)
+    assert max(map(len, clips)) > 2500 and data.lengths.max() <= 2500
+    joined = torch.cat([speech for _, speech in data])
+    assert np.array_equal(joined.numpy(), np.concatenate(clips))
+    joined = torch.cat([mixture for mixture, _ in data])
+    assert np.array_equal(joined.numpy(), np.concatenate(data.mixtures))
+
+
+def test_padding_changes_neither_output_nor_loss():
+    torch.manual_seed(0)
+    model, pairs = enhancement.ConvTasNet(), [torch.randn(2, n) for n in (700, 1000, 64)]
+    mixtures, speech, lengths = enhancement.collate([tuple(pair) for pair in pairs])
+    together = enhancement.masked_snr(model(mixtures), speech, lengths)
+    for i, (mixture, clean) in enumerate(pairs):
+        estimate = model(mixture[None])
+        alone = enhancement.masked_snr(estimate, clean[None], lengths[i : i + 1])
+        assert together[i].item() == pytest.approx(alone.item(), abs=1e-4)
+        assert alone.item() == pytest.approx(snr(estimate[0].detach(), clean), abs=1e-3)
+    mixtures[2, 64:] = 100.0  # padding that is not zero
+    model(mixtures)[2, :64].sum().backward()
+    garbage = enhancement.masked_snr(mixtures, speech, lengths)
+    assert garbage[2].item() == pytest.approx(snr(pairs[2][0], pairs[2][1]), abs=1e-3)
+
+
+def test_the_model_hears_no_future():
+    torch.manual_seed(0)
+    model, mixture = enhancement.ConvTasNet(), torch.randn(1, 2000)
+    before = model(mixture)
+    mixture[:, 1000:] = 0
+    window = 2 * model.hop
+    assert torch.allclose(model(mixture)[:, : 1000 - window], before[:, : 1000 - window], atol=1e-6)
+
+
+def test_training_lowers_the_loss(tmp_path, wavs):
+    result = run(wavs, tmp_path / "x", strategy="BKT", batch_seconds=0.5, epochs=3)
+    assert result["losses"][-1] < result["losses"][0] - 0.3
+    assert result["clips"] == 14 and result["largest_batch_seconds"] <= 0.5  # 0.6 s was split
+    again = run(wavs, tmp_path / "x", strategy="BKT", batch_seconds=0.5)
+    assert again["losses"] == pytest.approx(result["losses"][:1])  # equal seeds, equal runs
+
+
+def test_run_makes_the_table_and_skips_what_is_finished(tmp_path, wavs):
+    def run_sh(options: str) -> tuple[int, str]:
+        command = f"bash {EXAMPLE}/run.sh --data wavs --output out {options}"
+        environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+        environment.pop("CI", None)  # where venv.sh would take another Python
+        done = subprocess.run(
+            shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    runs = tmp_path / "out" / "runs"
+    status, said = run_sh("--strategies RAND --fixed 2 --dynamic '' --epochs 1 --seeds 0")
+    assert status == 0 and "ΔSNR" in said and "1 runs: " in said, said
+    assert [path.name for path in runs.iterdir()] == ["RAND-size=2-0.json"]
+    made = (runs / "RAND-size=2-0.json").read_text()
+    for name in ("RAND-size=2-1", "RAND-seconds=1-0", "SB-seconds=1-0"):
+        strategy, size, seed = name.split("-")
+        arguments = f"{wavs} -o {runs}/{name}.json --strategy {strategy} --batch_{size}"
+        enhancement.main([*arguments.split(), "--epochs", "1", "--seed", seed])
+
+    before = {path: path.stat().st_mtime_ns for path in runs.iterdir()}
+    status, said = run_sh("--strategies RAND --fixed 2 --dynamic 1 --epochs 1 --seeds 0")
+    assert status == 0 and "4 runs: " in said, said
+    assert before == {path: path.stat().st_mtime_ns for path in runs.iterdir()}
+    header, _, *rows = (tmp_path / "out" / "table1.md").read_text().split("\n\n")[0].splitlines()
+    columns = "Time|CPU time|Memory|ZPR|Largest batch|Updates|ΔSNR match|ΔSNR mismatch"
+    assert header.strip("| ").split(" | ")[3:] == columns.split("|")
+    rows = [row.strip("| ").split(" | ") for row in rows]
+    configurations = [["Random", "2 seq.", "2"], ["Random", "1 s", "1"], ["Sorted", "1 s", "1"]]
+    assert [row[:3] for row in rows] == configurations
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert len(results) == 4 and results[0] == json.loads(made)
+    assert rows[0][-2].startswith(f"{(results[0]['matched'] + results[1]['matched']) / 2:.2f} ± ")
+    assert (tmp_path / "out" / "figure4.png").stat().st_size > 1000
+
+    status, said = run_sh("--epochs 2")
+    assert status == 2 and said.count("\n") == 1 and "use another --output" in said
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path, wavs, capsys):
+    def refusal(folder: Path, *options: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            enhancement.main(
+                [str(folder), "-o", str(tmp_path / "x"), "--batch_size", "2", *options]
+            )
+        assert end.value.code == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        return said
+
+    for folder in (tmp_path / "missing", wavs / "more"):
+        assert f"{folder}: " in refusal(folder) and "at least 16" in refusal(folder)
+    for options in (["--epochs", "0"], ["--batch_size", "0"], ["--seed", "-1"]):
+        assert options[0] in refusal(wavs, *options)
+    (wavs / "01.wav").write_bytes(b"no wav")
+    assert "01.wav: " in refusal(wavs) and "take it out" in refusal(wavs)
+    write_tone(wavs / "01.wav", 0)
+    assert "01.wav: no sound" in refusal(wavs)
