@@ -437,7 +437,8 @@ def solve_randomness(
     least, largest = zpr(low), zpr(high)
     _check(
         least <= target_zpr <= largest,
-        f"target_zpr={target_zpr}: {strategy} gives {least:.4f} to {largest:.4f} here",
+        f"target_zpr={target_zpr}: {strategy} gives {least:.4f} to {largest:.4f} here; use a value "
+        "in between",
     )
     if largest == target_zpr:
         return high * step
@@ -531,7 +532,7 @@ class EpochBatchSampler:
         both = (num_replicas is None) == (rank is None)
         _check(both, f"num_replicas={num_replicas}, rank={rank}: give both, or neither")
         self.num_replicas, self.rank = num_replicas, rank
-        self.epoch, self._done, self._begun = -1, 0, False
+        self.epoch, self._first, self._done, self._begun = -1, 0, 0, False
         self.set_epoch(0)
 
     _show_settings(__init__, inspect.signature(plan_batches).parameters)
@@ -556,7 +557,7 @@ class EpochBatchSampler:
         if epoch != self.epoch:
             self.plan = plan_batches(self.lengths, seed=self.seed, epoch=epoch, **self.settings)
         if epoch != self.epoch or self._begun:
-            self.epoch, self._done, self._begun = epoch, 0, False
+            self.epoch, self._first, self._done, self._begun = epoch, 0, 0, False
 
     @property
     def steps(self) -> ndarray:
@@ -582,8 +583,9 @@ class EpochBatchSampler:
         return num_replicas, rank
 
     def __len__(self) -> int:
-        """Number of batches of the next iteration, or of the one that has begun."""
-        return len(self.steps) - (0 if self._begun else self._done)
+        """Number of batches of the next iteration, or of the one that has begun; after
+        :meth:`load_state_dict`, of what is left of the epoch."""
+        return len(self.steps) - self._first
 
     def __iter__(self) -> Iterator[list[int]]:
         # A generator, which runs at the first batch: DataLoader calls iter() twice an epoch.
@@ -616,4 +618,4 @@ class EpochBatchSampler:
             f"batch {state['batch']} of epoch {state['epoch']}: its plan has {n_batches} "
             "batches, so the state is of other lengths or settings",
         )
-        self._done, self._begun = state["batch"], False
+        self._first, self._done, self._begun = state["batch"], state["batch"], False

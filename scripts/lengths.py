@@ -36,7 +36,9 @@ def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
     try:
         text = path.read_bytes().decode("utf-8-sig")
         rows = _json_rows(text) if text.lstrip()[:1] in ("{", "[") else _text_rows(text)
-    except (OSError, ValueError, csv.Error) as error:
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a file of lengths or a folder") from None
+    except (ValueError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as text, CSV or JSON ({error})") from None
     names = rows[0][1] if rows else []
     if any(re.match("[+-]?[.]?[0-9]", cell) for cell in names):
@@ -62,6 +64,8 @@ def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
         wanted, columns = "of whole numbers", sorted(whole or named & seconds)
     if not columns:
         fix = f"give one of {', '.join(names)}, or one length a line"
+        if len(names) < 2:
+            fix = "write one length a line, a whole number above 0, or seconds"
         raise UserError(f"{path}: has no column {wanted}; {fix}")
     if len(columns) > 1:
         several = ", ".join(names[i] for i in columns)
@@ -72,7 +76,8 @@ def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
     if i in seconds:
         what, is_length = "seconds, above 0", _is_seconds
     problems = [
-        f"{path}:{line}: {','.join(row)!r}: give {n} columns, with {what}, in {names[i]}"
+        f"{path}:{line}: {','.join(row)!r}: give {n} column{'s' * (n > 1)}, with {what}, in "
+        f"{names[i]}"
         for line, row in rows
         if len(row) != n or not is_length(row[i])
     ]
@@ -104,11 +109,15 @@ def _json_rows(text: str) -> Rows:
         objects = objects.get("data", [objects]) if isinstance(objects, dict) else objects
         numbered = list(enumerate(objects, start=1))
     except json.JSONDecodeError:
-        lines = enumerate(text.splitlines(), start=1)
-        numbered = [(number, json.loads(line)) for number, line in lines if line.strip()]
+        numbered = []
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                numbered += [(number, json.loads(line))] if line.strip() else []
+            except json.JSONDecodeError:
+                raise ValueError(f"line {number} is no JSON object") from None
     wrong = [number for number, values in numbered if not isinstance(values, dict)]
     if wrong:
-        raise ValueError(f"number {wrong[0]} is no object")
+        raise ValueError(f"number {wrong[0]} is no JSON object")
     names = {
         name: None
         for _, values in numbered

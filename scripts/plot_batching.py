@@ -310,6 +310,8 @@ def parse_args() -> Namespace:
     args = parser.parse_args()
     if args.lengths is not None and args.hop_length is not None:
         parser.error(f"--hop_length {args.hop_length}: LENGTHS are in frames already; leave it out")
+    if args.data_dir and not args.filelist:
+        parser.error(f"--data_dir {args.data_dir}: is for --filelist; leave it out")
     if args.seeds < 2:
         parser.error(f"--seeds {args.seeds}: use 2 or more, for their spread")
     return args

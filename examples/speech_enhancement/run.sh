@@ -16,11 +16,15 @@ while [ $# -gt 0 ]; do
         *) echo "unknown option $1; --help shows those that there are" >&2; exit 2 ;;
     esac
 done
+check() { [[ $2 =~ ^($3)(\ ($3))*$ ]] || { echo "$1 '$2': use $4" >&2; exit 2; }; }
+check --seeds "$seeds" '[0-9]{1,6}' "whole numbers, as in '0 1 2'"
+check --epochs "$epochs" '[1-9][0-9]{0,4}' "a whole number, 1 or more"
+check --strategies "$strategies" 'RAND|SB|BKT' "some of 'RAND SB BKT'"
+check "--fixed and --dynamic" "$(echo $fixed $dynamic)" '[1-9][0-9.]{0,5}' "numbers, 1 or more"
 [[ -z $data || $data = /* ]] || data=$PWD/$data
 [[ -z $output || $output = /* ]] || output=$PWD/$output
 here=$(dirname "${BASH_SOURCE[0]}") && cd "$here/../.." && here=examples/speech_enhancement
-[ -n "$data" ] || NEEDS=espeakng-loader
-source scripts/venv.sh
+[ -n "$data" ] || NEEDS=espeakng-loader; source scripts/venv.sh
 export PYTHONPATH=$PWD OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # one thread, so that times compare
 
 if [ -z "$data" ]; then
@@ -33,13 +37,9 @@ if [ "$(cat "$output/settings")" != "$settings" ]; then
     echo "$output: made with $(cat "$output/settings"); use another --output" >&2; exit 2
 fi
 sizes=$(for n in $fixed; do echo size=$n; done; for n in $dynamic; do echo seconds=$n; done)
-for seed in $seeds; do
-    for strategy in $strategies; do
-        for size in $sizes; do
-            result=$runs/$strategy-$size-$seed.json
-            [ -f "$result" ] || "$PYTHON" $here/train.py "$data" -o "$result" \
-                --strategy "$strategy" "--batch_$size" --seed "$seed" --epochs "$epochs"
-        done
-    done
-done
+for seed in $seeds; do for strategy in $strategies; do for size in $sizes; do
+    result=$runs/$strategy-$size-$seed.json
+    [ -f "$result" ] || "$PYTHON" $here/train.py "$data" -o "$result" \
+        --strategy "$strategy" "--batch_$size" --seed "$seed" --epochs "$epochs"
+done; done; done
 "$PYTHON" $here/tables.py "$output"
