@@ -141,6 +141,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     resuming = args.resume and source is not None
     if resuming and progress.epoch >= hparams.epochs:
         print(f"{source}: all {progress.epoch} epochs are done")
+        distributed.meet()
         return
     ignore_layers = hparams.ignore_layers if args.warm_start else None
     if source:  # refuses another model's weights before any work

@@ -130,6 +130,9 @@ def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run
     for name, weight in theirs["state_dict"].items():
         assert torch.equal(ours["state_dict"][name], weight), name
 
+    status, output, _ = torchrun(2, broken, "", "--resume")
+    assert status == 0 and output.count("all 2 epochs are done") == 1
+
     # Validation is that of one process.
     hparams = create_hparams(settings)
     _, clips = load_data(hparams)
