@@ -1,4 +1,4 @@
-"""Train with Lightning: python examples/with_lightning.py"""
+"""Train with Lightning. It must not deal batches to several GPUs: the sampler has done so."""
 
 import lightning
 import torch
@@ -7,24 +7,24 @@ from torch.utils.data import DataLoader
 
 from batching import EpochBatchSampler  # a copy of batching.py beside this file
 
-clips = [torch.randn(length, 4) for length in torch.randint(10, 100, (64,)).tolist()]
-sampler = EpochBatchSampler([len(clip) for clip in clips], batch_size=4)
-loader = DataLoader(list(enumerate(clips)), batch_sampler=sampler, collate_fn=lambda items: items)
+data = list(enumerate(torch.ones(10 + 37 * i % 90, 4) for i in range(64)))
+sampler = EpochBatchSampler([len(clip) for _, clip in data], batch_size=6)
 model, seen = torch.nn.Linear(4, 1), ([], [])
 
 
 class Module(lightning.LightningModule):
+    def train_dataloader(self):  # in every epoch, since they differ in their number of batches
+        sampler.set_epoch(self.current_epoch)
+        return DataLoader(data, batch_sampler=sampler, collate_fn=lambda items: items)
+
     def training_step(self, batch):
-        indices, mels = zip(*batch, strict=True)
-        seen[self.current_epoch].extend(indices)
-        return model(pad_sequence(mels)).square().mean()
+        seen[self.current_epoch].extend(i for i, _ in batch)
+        return model(pad_sequence([clip for _, clip in batch])).square().mean()
 
     def configure_optimizers(self):
         return torch.optim.Adam(model.parameters())
 
 
-# On several GPUs, the sampler gives each its own batches: Lightning must not deal them again.
-trainer = lightning.Trainer(max_epochs=2, use_distributed_sampler=False, accelerator="cpu")
-trainer.fit(Module(), loader)
-assert seen[0] != seen[1], "every epoch is the same"
-assert all(sorted(epoch) == list(range(64)) for epoch in seen), "a clip is missing"
+options = {"reload_dataloaders_every_n_epochs": 1, "use_distributed_sampler": False}
+lightning.Trainer(max_epochs=2, accelerator="cpu", **options).fit(Module())
+assert seen[0] != seen[1] and set(seen[0]) == set(seen[1]) == set(range(64)), seen
