@@ -53,7 +53,8 @@ def torchrun(
     if fault:
         program = output.with_suffix(".py")
         program.write_text(FAULT.format(fault))
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n}", program]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc_per_node={n}", program]
     done = subprocess.run(
         [*command, "-o", output, "--hparams", settings, *options],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LAUNCHER = ["-m", "torch.distributed.run", "--nproc_per_node=2"]
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 
 @pytest.mark.parametrize(
