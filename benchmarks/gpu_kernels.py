@@ -144,8 +144,6 @@ def main() -> None:
     add("--batch_size", type=positive, default=32, help="(default: %(default)s)")
     add("--characters", type=positive, default=100, help="of a text (default: %(default)s)")
     add("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
-    known = tuple(ARCHITECTURES)
-    add("--architectures", nargs="+", type=int, choices=known, default=known, metavar="N")
     args = parser.parse_args()
     try:
         import triton  # noqa: F401
@@ -157,7 +155,7 @@ def main() -> None:
     found, once = launches(*sizes)
     others = launches(*sizes, 2 * STEPS)[1] - once  # of STEPS frames more
     copies = others.pop("_foreach_copy_")
-    names = [f"sm_{architecture}" for architecture in args.architectures]
+    names = [f"sm_{architecture}" for architecture in ARCHITECTURES]
     print(f"{args.batch_size} clips, {args.characters} characters, {args.precision}")
     print("Registers of a thread, KiB of shared memory of a block:")
     print(f"| kernel | K | Mflop | MB | MB loaded | programs | {' | '.join(names)} |")
@@ -167,8 +165,7 @@ def main() -> None:
         (launch.kernel.__name__, launch.arguments.get("K", "")): launch for launch in found
     }.items():
         cells = []
-        for architecture in args.architectures:
-            most = ARCHITECTURES[architecture]
+        for architecture, most in ARCHITECTURES.items():
             if args.precision == "bf16" and architecture < 80:  # has no bfloat16
                 cells.append("–")
                 continue

@@ -232,12 +232,11 @@ def test_the_kernels_are_chosen_on_a_gpu_that_can_and_never_end_a_run(monkeypatc
     assert model.decoder.implementation == "scan"
 
 
-@pytest.mark.parametrize(("precision", "architectures"), [("fp32", "75 90"), ("bf16", "80")])
-def test_the_kernels_compile_for_gpus_and_spill_nothing(precision, architectures):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_kernels_compile_for_every_gpu_and_spill_nothing(precision):
     script = Path(decoder_triton.__file__).parent / "benchmarks/gpu_kernels.py"
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, script, "--precision", precision]
-    command += ["--architectures", *architectures.split()]  # of all six, which take longer
     printed = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
     assert printed.count("\n| ") == 1 + 10 and "\n10 kernels a frame, " in printed
     assert printed.endswith("nothing spills\n")
