@@ -23,6 +23,7 @@ from clips import (
     Clip,
     Problem,
     check_samples,
+    check_text,
     read_clips,
     refuse,
     report_unknown_characters,
@@ -118,6 +119,21 @@ def _too_long(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
         )
         for clip in reported
     ]
+
+
+def texts_to_speak(hparams: HParams) -> list[list[int]]:
+    """Symbol ids of ``speak_texts``; none if ``speak_every`` is 0.
+
+    Raises:
+        UserError: one of them has nothing to speak, or cannot be read.
+    """
+    if not hparams.speak_every:
+        return []
+    report_unknown_characters((("setting speak_texts", t) for t in hparams.speak_texts), hparams)
+    try:
+        return [check_text(text, hparams) for text in hparams.speak_texts]
+    except UserError as error:
+        raise UserError(f"setting speak_texts: {error}") from None
 
 
 def data_fingerprint(*sets: Sequence[Clip]) -> str:

@@ -27,6 +27,8 @@ class HParams:
     epochs: int = 220  # passes over the training set
     epochs_per_validation: int = 2  # validate every N epochs
     precise_batch_norm: int = 0  # also validate with batch norm's statistics of N batches; 0: off
+    speak_every: int = 0  # speak speak_texts at every Nth validation, and the last; 0: off
+    speak_texts: tuple[str, ...] = ("Speech appears, slowly.", "Is it clear now?")  # unseen ones
     epochs_per_checkpoint: int = 2  # save a checkpoint every N epochs
     checkpoint_minutes: float = 10.0  # also every N minutes, mid-epoch; 0 turns it off
     keep_checkpoints: int = 2  # how many of the newest checkpoints to keep, besides the best
@@ -106,7 +108,7 @@ class HParams:
         may_be_zero = {
             "seed", "num_workers", "batch_capacity", "batch_capacity_seconds", "mel_fmin",
             "weight_decay", "guided_attention_weight", "checkpoint_minutes",
-            "precise_batch_norm",
+            "precise_batch_norm", "speak_every",
         }  # fmt: skip
         checked_below = {"gate_threshold", "mel_fmax", *batching.STRATEGY_SETTINGS}
         for field in dataclasses.fields(self):
@@ -168,7 +170,7 @@ PRESETS = {
 # are compared by what they list.
 MAY_CHANGE = {
     "epochs", "epochs_per_validation", "precise_batch_norm", "epochs_per_checkpoint",
-    "checkpoint_minutes",
+    "checkpoint_minutes", "speak_every", "speak_texts",
     "keep_checkpoints", "max_bad_steps", "check_memory", "decoder", "data_dir",
     "training_files", "validation_files", "on_bad_clip", "max_text_length", "cache_mels",
     "mel_cache_dir", "num_workers", "gate_threshold", "max_decoder_steps", "ignore_layers",
