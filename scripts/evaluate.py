@@ -34,6 +34,7 @@ from cli import ArgumentParser, Stopped, StopSignals, exit_on_user_error, positi
 from clips import Clip, check_samples, load_clips, refuse
 from data_utils import MelDataset, collate, validation_batches
 from files import make_folder, replacing
+from hparams import HParams
 from loaders import open_loader
 from loss_function import Tacotron2Loss
 from mel_cache import MelCache, open_mels
@@ -72,8 +73,7 @@ def evaluate(
         seconds += time.monotonic() - began
         stop.check()
         clip, n_frames = clips[i], speech.mel.size(1)
-        letters = "".join(symbols[j][0] for j in clip.ids)
-        errors = attention_errors(speech.alignment, letters, hop_seconds)
+        errors = attention_errors(speech.alignment, letters(clip, hparams), hop_seconds)
         failures = {
             "never stops": not speech.stopped,
             "stops early": n_frames < STOPS_EARLY * clip.n_frames,
@@ -101,6 +101,11 @@ def evaluate(
     )
     numbers["real_time_factor"] = seconds / sum(row["seconds"] for row in rows)
     return numbers, rows
+
+
+def letters(clip: Clip, hparams: HParams) -> str:
+    """A character for each symbol of a clip's text; phones begin with @."""
+    return "".join(symbols[i][0] for i in clip.ids)
 
 
 def compare(results: list[dict[str, Any]]) -> str:
