@@ -5,7 +5,7 @@
 Of a trained model's validation set, with teacher forcing, where attention follows each clip: errors
 found in its alignments are false alarms; a word whose frames are taken out of one must be found
 skipped; frames that are played twice, from one word to the next but one, are a repeat. Distortions
-are those of the predicted mels, and of other sentences.
+are those of the predicted mels, and of the true mels of other sentences.
 """
 
 import statistics
@@ -37,7 +37,7 @@ def main() -> None:
     dataset = MelDataset(clips, open_mels(clips, hparams))
     torch.manual_seed(0)
     false = {"skips": 0, "repeats": 0, "breaks": 0}
-    n_words = removed = found = doubled = repeated = 0
+    n_words = found = n_doubled = repeated = 0
     predicted, others = [], []
     for i, clip in enumerate(progress_bar(clips, "clips")):
         item = dataset[i]
@@ -56,13 +56,12 @@ def main() -> None:
                 n_words += 1
                 kept = torch.ones(len(symbol), dtype=torch.bool)
                 kept[frames] = False
-                removed += 1
                 skipped = attention_errors(alignment[kept], text, hop_seconds).skipped
                 found += word in skipped
                 ends.append(int(frames[-1]) + 1)
         for a, b in zip(ends, ends[2:], strict=False):
             twice = torch.cat((alignment[:b], alignment[a:]))
-            doubled += 1
+            n_doubled += 1
             repeated += attention_errors(twice, text, hop_seconds).repeats > 0
 
         predicted.append(mel_cepstral_distortion(output.mel_postnet[0], item.mel.T))
@@ -70,15 +69,14 @@ def main() -> None:
         others.append(mel_cepstral_distortion(other.mel.T, item.mel.T))
     print(f"{args.checkpoint}, {len(clips)} clips")
     print(
-        f"false alarms: {false['skips']} of {n_words} words skipped, {false['repeats']} clips with"
+        f"false alarms: {false['skips']} of {n_words} words skipped; {false['repeats']} clips with "
+        f"repeats, {false['breaks']} with breaks"
     )
-    print(f"a repeat, {false['breaks']} clips with a break")
-    print(f"words taken out and found: {found} of {removed} ({found / removed:.1%})")
-    print(f"two words played twice and found: {repeated} of {doubled} ({repeated / doubled:.1%})")
-    for name, values in (
-        ("predicted with teacher forcing", predicted),
-        ("other sentences", others),
-    ):
+    print(f"words taken out and found: {found} of {n_words} ({found / n_words:.1%})")
+    print(
+        f"two words played twice and found: {repeated} of {n_doubled} ({repeated / n_doubled:.1%})"
+    )
+    for name, values in {"predicted": predicted, "other sentences": others}.items():
         quartiles = statistics.quantiles(values, n=4)
         low, middle, high = (f"{value:.2f}" for value in quartiles)
         print(f"distortion, {name}: median {middle} dB, quartiles {low} and {high}")
