@@ -29,7 +29,13 @@ def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description="Speak text with a trained model.")
     add = parser.add_argument
     add("text", nargs="+", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
-    add("-c", "--checkpoint", required=True, type=Path, help="from train.py, or NVIDIA's")
+    add(
+        "-c",
+        "--checkpoint",
+        required=True,
+        type=Path,
+        help="from train.py, or NVIDIA's, or torchaudio's",
+    )
     add("-o", "--output_dir", type=Path, default=Path("runs/speech"), help="(default %(default)s)")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="such as gate_threshold=0.3")
     add("--seed", type=int, default=0, help="seed of the prenet's dropout (default %(default)s)")
