@@ -10,7 +10,7 @@ the size. synthesize.py, Tacotron2.from_checkpoint and train.py --warm_start rea
 --format torchaudio: weights that torchaudio.models.Tacotron2 loads, strictly.
 
 --format torchscript: encoder, decoder step and postnet, which need PyTorch and no code of ours. On
-the CPU, for one text at a time, ids (1, T_in) int64:
+the CPU, for one text at a time, ids (1, T_in) int64 as text/ makes them:
 
     parts = torch.jit.load("voice.ts")
     memory, keys, *state = parts.encode(ids)
@@ -79,8 +79,8 @@ class Parts(nn.Module):
 
 def save_torchscript(model: Tacotron2, file: BinaryIO) -> None:
     """Write TorchScript with the methods of :class:`Parts`, and hparams.json."""
-    parts = Parts(model)
-    with torch.no_grad(), warnings.catch_warnings():
+    parts = Parts(model.requires_grad_(False))
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about its end, at some time
         text = torch.ones(1, 9, dtype=torch.int64)
         memory, keys, *state = parts.encode(text)

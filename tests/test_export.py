@@ -214,8 +214,8 @@ def test_weights_alone_speak_and_start_another_run(tmp_path, settings, run, expo
 
 
 @pytest.mark.parametrize("source", ["run", "weights"])
-def test_nvidias_code_loads_it_and_trains_on(exported, source):
-    """In the steps of its load_checkpoint and of its training."""
+def test_nvidias_code_loads_it_and_trains_on(tmp_path, settings, run, exported, source):
+    """In the steps of its load_checkpoint and of its training. And so do we."""
     checkpoint = TRAINED if source == "run" else exported("weights")[0]
     path, printed = exported("nvidia", checkpoint)
     state, ours = torch.load(path, map_location="cpu"), load_checkpoint(TRAINED)
@@ -235,6 +235,8 @@ def test_nvidias_code_loads_it_and_trains_on(exported, source):
     assert "not the defaults there: filter_length=2048,hop_length=276,win_length=1102," in printed
     assert "prenet_dim=8" in printed and "n_symbols" not in printed and "batch" not in printed
     assert Tacotron2.from_checkpoint(path).hparams.prenet_dim == 8
+    run("run", settings + "epochs=4", "-c", str(path))
+    assert records(tmp_path / "run", "step")[0]["step"] == state["iteration"] + 1
 
 
 def test_torchaudio_loads_it_strictly_and_so_do_we(exported):
@@ -268,7 +270,9 @@ def test_torchscript_speaks_alone_and_its_dropout_is_random(tmp_path, exported):
                 gate, *state = parts.step(memory, keys, *state)
                 frames.append(state[0])
                 gates.append(gate)
-            assert_close(parts.refine(torch.stack(frames, 2)), expected.mel_postnet)
+            mel = parts.refine(torch.stack(frames, 2))
+            assert_close(mel, expected.mel_postnet)
+            assert not mel.requires_grad
             assert_close(torch.stack(gates, 1), torch.sigmoid(expected.gate))
     memory, keys, _, *state = parts.encode(ids)
     steps = [parts.step(memory, keys, torch.ones(1, 10), *state)[1] for _ in range(20)]
