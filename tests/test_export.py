@@ -142,7 +142,7 @@ def test_a_model_of_other_symbols_does_not_speak_and_is_trained_on(tmp_path, set
     start = "-c", str(path), "--preset", "paper"
     message = (
         r"published\.pt: the checkpoint of another model: embedding\.weight is \(38, 8\) in the "
-        r"checkpoint, \(148, 8\) in this model; it reads other symbols; .* by -c and --warm_start$"
+        r"checkpoint, \(148, 8\) in this model; it reads other symbols: .* by -c and --warm_start$"
     )
     with pytest.raises(UserError, match=message):
         Tacotron2.from_checkpoint(path, hparams=create_hparams(TINY))
