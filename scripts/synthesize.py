@@ -251,7 +251,7 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("text", nargs="*", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
     add("-i", "--input", metavar="FILE", help="a file of texts; -: standard input")
-    add("-c", "--checkpoint", required=True, type=Path, help="from train.py, or NVIDIA's")
+    add("-c", "--checkpoint", required=True, type=Path, help="of train.py, export.py or NVIDIA's")
     add("-o", "--output_dir", type=Path, default=Path("runs/speech"), help="(default %(default)s)")
     add("--format", choices=("wav", "flac"), default="wav", help="of the audio (default wav)")
     longest = (

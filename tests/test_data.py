@@ -1,3 +1,4 @@
+import math
 import multiprocessing
 import os
 import shutil
@@ -105,6 +106,19 @@ def test_mels_are_librosas_and_griffin_lim_inverts_them(preset):
     again = spectrogram(torch.from_numpy(samples))
     assert np.abs(samples).max() <= 1
     assert (again - ours[:, : again.size(1)]).abs().mean() < 0.3
+
+
+@pytest.mark.parametrize("preset", ["nvidia", "paper"])
+def test_griffin_lim_takes_what_an_untrained_model_says(preset):
+    """Any numbers, of any number of frames. It is always the same sound."""
+    hparams, nan = create_hparams(preset=preset), math.nan
+    for n_frames in (0, 1, 2, 3, 9):
+        for level in (0.0, -1e9, 1e9, math.inf, nan):
+            mel = torch.randn(80, n_frames)
+            mel[1::2] += level
+            samples = griffin_lim(mel, hparams)
+            assert len(samples) == max(n_frames - 1, 0) * hparams.hop_length
+            assert (np.abs(samples) <= 1).all() and (griffin_lim(mel, hparams) == samples).all()
 
 
 def test_griffin_lim_takes_little_memory_with_large_pages():
