@@ -17,7 +17,7 @@ import soundfile
 
 from cli import UserError, progress_bar
 from hparams import HParams
-from text import symbols, text_to_sequence, unknown_characters
+from text import sequence_to_text, text_to_sequence, unknown_characters
 
 SILENCE = 1e-3  # peak, -60 dB of full scale: a clip that stays below it has no speech
 
@@ -85,8 +85,6 @@ def read_clips(
     Raises:
         UserError: a setting is wrong, or a filelist cannot be read or is empty.
     """
-    if hparams.n_symbols < len(symbols):
-        raise UserError(f"setting n_symbols={hparams.n_symbols}: use {len(symbols)} or more")
     if not os.path.isdir(hparams.data_dir or "."):
         fix = "use the corpus's folder (scripts/prepare_ljspeech.py downloads LJSpeech)"
         raise UserError(f"setting data_dir={hparams.data_dir}: no such folder; {fix}")
@@ -189,13 +187,13 @@ def _check_clip(path: str, text: str, location: str, hparams: HParams) -> Clip:
 
 
 def check_text(text: str, hparams: HParams) -> list[int]:
-    """Symbols of ``text`` once cleaned. Raises :class:`UserError` if it has no letter or phone, or
-    an unknown phone."""
+    """Symbols of ``text`` once cleaned. Raises :class:`UserError` if it has no letter, digit or
+    phone, or an unknown phone."""
     try:
-        ids = text_to_sequence(text, hparams.text_cleaners)
+        ids = text_to_sequence(text, hparams.text_cleaners, hparams.symbols)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if not any(symbols[i].isalpha() or symbols[i].startswith("@") for i in ids):
+    if not any(map(str.isalnum, sequence_to_text(ids, hparams.symbols))):
         raise UserError(f"text '{text}' has nothing to speak once cleaned; fix or remove it")
     return ids
 
@@ -206,15 +204,30 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
     Args:
         texts: pairs of (location, text).
     """
-    locations = defaultdict(list)
+    locations, alphabet = defaultdict(list), "text/symbols.py"
+    if hparams.symbols:
+        alphabet = "the setting symbols"
     for location, text in texts:
-        for character in unknown_characters(text, hparams.text_cleaners):
+        for character in unknown_characters(text, hparams.text_cleaners, hparams.symbols):
             locations[character].append(location)
     for character, uses in sorted(locations.items()):
         total = f" (in {len(uses):,} texts)" if len(uses) > 1 else ""
         print(
             f"note: {uses[0]}: {character!r} (U+{ord(character):04X}) has no symbol and is left "
-            f"out{total}; change the text, or add it to text/symbols.py"
+            f"out{total}; change the text, or add it to {alphabet}"
+        )
+
+
+def report_unused_symbols(clips: Sequence[Clip], hparams: HParams) -> None:
+    """Print the characters of the setting ``symbols`` that are in none of ``clips``."""
+    used = {i for clip in clips for i in clip.ids}
+    unused = [c for i, c in enumerate(hparams.symbols, start=1) if i not in used]
+    if unused and clips:
+        more = f" and {len(unused) - 10:,} more" if len(unused) > 10 else ""
+        print(
+            f"note: setting symbols: {' '.join(map(repr, unused[:10]))}{more}: in no training text "
+            f"after {', '.join(hparams.text_cleaners)}, so the model will not learn "
+            f"{'them' if len(unused) > 1 else 'it'}"
         )
 
 
