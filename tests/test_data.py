@@ -142,6 +142,30 @@ def test_what_a_filelist_may_have(corpus, hparams, capsys):
         assert f"{corpus}/train.txt:1: {character} has no symbol" in line and "in 2 texts" in line
 
 
+def test_another_alphabet_is_checked_and_what_it_lacks_or_never_uses_is_noted(
+    corpus, hparams, capsys
+):
+    hparams = replace(hparams, text_cleaners=("basic_cleaners",), symbols=" !5БЖабиой\u0301")
+    (corpus / "val.txt").write_text("8.wav|й б\n9.wav|и\u0306 5\n", encoding="utf-8")
+    train = "0.wav|БОЙ!\n1.wav|55\n2.wav|иа ґ\n"
+    clips = load_list(hparams, train)
+    assert [clip.ids for clip in clips] == [[7, 9, 10, 2], [3, 3], [8, 6, 1]]
+    unknown, unused = capsys.readouterr().out.splitlines()
+    assert f"{corpus}/list.txt:3: 'ґ' (U+0491) has no symbol and is left out; change " in unknown
+    assert unknown.endswith("or add it to the setting symbols")
+    assert unused == (
+        "note: setting symbols: 'Б' 'Ж' '\u0301': in no training text after basic_cleaners, so the "
+        "model will not learn them"
+    )
+    for text, problem in (
+        ("!! ґ", "text '!! ґ' has nothing to speak once cleaned; fix or remove it"),
+        ("бой {B}", "'{B}' at character 5 of the text: braces hold ARPAbet, which this alphabet "),
+    ):
+        with pytest.raises(UserError) as error:
+            load_list(hparams, f"{train}3.wav|{text}\n")
+        assert str(error.value).startswith(f"{corpus}/list.txt:4: {problem}")
+
+
 @pytest.fixture
 def bad_wavs(corpus):
     tone, _ = soundfile.read(corpus / "0.wav")
@@ -231,7 +255,6 @@ def test_everything_that_is_wrong_is_in_one_report(corpus, bad_wavs, hparams, ca
         ("data_dir", "/none", "setting data_dir=/none: no such folder; use the corpus's"),
         ("data_dir", "cache", "setting data_dir=cache: has none of the clips that "),
         ("text_cleaners", ("none",), "setting text_cleaners: "),
-        ("n_symbols", 99, "setting n_symbols=99: use 148 or more"),
         ("mel_cache_dir", "0.wav", "0.wav: cannot be written (File exists); set mel_cache_dir to"),
         ("training_files", "no.txt", "filelist 'no.txt': No such file or directory; scripts/prep"),
         ("training_files", "", "filelist '': Is a directory; scripts/prepare_ljspeech"),

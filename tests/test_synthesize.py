@@ -1,15 +1,17 @@
 """synthesize.py, and loading a trained model by Tacotron2.from_checkpoint."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 import torch
+from conftest import TINY
 
 from checkpoint import load_checkpoint, save_checkpoint
 from cli import UserError
-from hparams import HParams
+from hparams import HParams, create_hparams
 from model import Tacotron2
 from scripts import synthesize
 
@@ -35,6 +37,23 @@ def test_each_text_is_spoken(speak, tmp_path):
     assert np.load(tmp_path / "speech" / "1.npy").shape == (10, 20)
     samples, rate = soundfile.read(tmp_path / "speech" / "1.wav")
     assert rate == 22050 and len(samples) == 19 * 276
+
+
+def test_a_checkpoints_own_alphabet_is_spoken(speak, tmp_path):
+    settings = "max_decoder_steps=5,text_cleaners=basic_cleaners,symbols=' !äfü'"
+    hparams, path = create_hparams(TINY + settings), tmp_path / "german.pt"
+    state = {"state_dict": Tacotron2(hparams).state_dict(), "hparams": asdict(hparams)}
+    save_checkpoint(path, state)
+    notes = [line for line in speak(path, "Fu\u0308xf!").splitlines() if "note: " in line]
+    (note,) = notes  # u with a combining diaeresis is ü
+    assert "'x' (U+0078) has no symbol and is left out" in note
+    assert Tacotron2.from_checkpoint(path, symbols=" !äfü").hparams.symbols == " !äfü"
+    other = r"^setting symbols: .*german\.pt was trained with other ones; leave it out$"
+    for changes in ("symbols=' !äfö'", "symbols=", "symbols=abc"):  # as many, or other numbers
+        with pytest.raises(UserError, match=other):
+            speak(path, "Äff!", "--hparams", changes)
+    with pytest.raises(UserError, match="'zoo' has nothing to speak"):
+        speak(path, "zoo")
 
 
 def test_nvidias_checkpoint_of_weights_alone_is_spoken(speak, tmp_path):
@@ -65,6 +84,7 @@ def test_what_cannot_be_spoken_is_refused(speak, tmp_path):
     for checkpoint, words, settings, message in (
         (TRAINED, "...", "", r"argument text '\.\.\.' has nothing to speak"),
         (TRAINED, "fine", "prenet_dim=9", "another model"),
+        (TRAINED, "fine", "symbols=abc", r"03\.pt was trained with other ones; leave it out"),
         (TRAINED, "fine", "prenet=9", "unknown setting 'prenet'"),
         (TRAINED, "fine", "gate_threshold=2", "gate_threshold"),
         (newer, "fine", "", r"newer\.pt: has settings .* not know \(gone\)"),
