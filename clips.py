@@ -17,7 +17,7 @@ import soundfile
 
 from cli import UserError, progress_bar
 from hparams import HParams
-from text import sequence_to_text, text_to_sequence, unknown_characters
+from text import alphabet, text_to_sequence, unknown_characters
 
 SILENCE = 1e-3  # peak, -60 dB of full scale: a clip that stays below it has no speech
 
@@ -193,7 +193,8 @@ def check_text(text: str, hparams: HParams) -> list[int]:
         ids = text_to_sequence(text, hparams.text_cleaners, hparams.symbols)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if not any(map(str.isalnum, sequence_to_text(ids, hparams.symbols))):
+    symbols = alphabet(hparams.symbols)
+    if not any(symbols[i].lstrip("@").isalnum() for i in ids):  # @ marks a phone
         raise UserError(f"text '{text}' has nothing to speak once cleaned; fix or remove it")
     return ids
 
@@ -204,9 +205,8 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
     Args:
         texts: pairs of (location, text).
     """
-    locations, alphabet = defaultdict(list), "text/symbols.py"
-    if hparams.symbols:
-        alphabet = "the setting symbols"
+    locations = defaultdict(list)
+    listed = "the setting symbols" if hparams.symbols else "text/symbols.py"
     for location, text in texts:
         for character in unknown_characters(text, hparams.text_cleaners, hparams.symbols):
             locations[character].append(location)
@@ -214,7 +214,7 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
         total = f" (in {len(uses):,} texts)" if len(uses) > 1 else ""
         print(
             f"note: {uses[0]}: {character!r} (U+{ord(character):04X}) has no symbol and is left "
-            f"out{total}; change the text, or add it to {alphabet}"
+            f"out{total}; change the text, or add it to {listed}"
         )
 
 
@@ -226,7 +226,7 @@ def report_unused_symbols(clips: Sequence[Clip], hparams: HParams) -> None:
         more = f" and {len(unused) - 10:,} more" if len(unused) > 10 else ""
         print(
             f"note: setting symbols: {' '.join(map(repr, unused[:10]))}{more}: in no training text "
-            f"after {', '.join(hparams.text_cleaners)}, so the model will not learn "
+            f"after {', '.join(hparams.text_cleaners)}, so this run does not train "
             f"{'them' if len(unused) > 1 else 'it'}"
         )
 

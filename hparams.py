@@ -73,7 +73,7 @@ class HParams:
     batch_capacity_seconds: float = 0.0  # DBS: batch_capacity in seconds; 0: not set
 
     # Model
-    n_symbols: int = 148  # embedded symbols; if symbols are given, their number and padding
+    n_symbols: int = 148  # symbols with padding; if symbols is set, as many as it takes
     symbols_embedding_dim: int = 512  # features per symbol
     encoder_n_convolutions: int = 3  # convolutions in the encoder
     encoder_kernel_size: int = 5  # width of the encoder's convolutions, in symbols

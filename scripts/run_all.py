@@ -275,7 +275,9 @@ def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
                 raise UserError(f"{other}: {values}; give the same, or another --output")
         batches = batch_statistics(lengths, data_utils.training_sampler(train, hparams).plan)
         base = vars(args.base)
-        named = RESERVED | {"n_symbols"} if hparams.symbols else RESERVED  # else it would follow
+        named = (
+            RESERVED | {"n_symbols"} if hparams.symbols else RESERVED
+        )  # not as many as they take
         changes = {k: v for k, v in vars(hparams).items() if v != base[k] or k in named}
         overrides, title = format_overrides(changes), f"{name}, seed {seed}"
         jobs.append(Job(title, folder, overrides, hparams, batches, start, first_epoch, done))

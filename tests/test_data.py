@@ -154,8 +154,8 @@ def test_another_alphabet_is_checked_and_what_it_lacks_or_never_uses_is_noted(
     assert f"{corpus}/list.txt:3: 'ґ' (U+0491) has no symbol and is left out; change " in unknown
     assert unknown.endswith("or add it to the setting symbols")
     assert unused == (
-        "note: setting symbols: 'Б' 'Ж' '\u0301': in no training text after basic_cleaners, so the "
-        "model will not learn them"
+        "note: setting symbols: 'Б' 'Ж' '\u0301': in no training text after basic_cleaners, so "
+        "this run does not train them"
     )
     for text, problem in (
         ("!! ґ", "text '!! ґ' has nothing to speak once cleaned; fix or remove it"),

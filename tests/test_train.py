@@ -267,7 +267,10 @@ def test_the_alphabet_is_saved_with_the_run_and_stays_with_its_weights(
     run("third", unlearnt, "-c", str(path), "--warm_start")
     printed = capsys.readouterr().out
     assert "'ü' (U+00FC) has no symbol and is left out" in printed
-    assert "note: setting symbols: 'é': in no training text after basic_cleaners, so the" in printed
+    assert (
+        "note: setting symbols: 'é': in no training text after basic_cleaners, so this run"
+        in printed
+    )
     old, new = load_checkpoint(path)["state_dict"], weights(tmp_path / "third")
     for name, same in (("embedding.weight", False), ("decoder.attention_rnn.weight_hh", True)):
         assert torch.allclose(old[name], new[name]) == same

@@ -85,17 +85,17 @@ def unknown_characters(text: str, cleaners: Sequence[str], symbols: str = "") ->
     """
     unknown, known = set(), _ids(symbols)
     for characters, _ in _pieces(text, symbols):
-        left_out = set(_clean(characters, cleaners, symbols)) - set(known)
+        left_out = set(_clean(characters, cleaners, symbols)) - known.keys()
         if symbols:
             characters = unicodedata.normalize("NFC", characters)
         explained = set()
-        for character in set(characters):
+        for character in set(characters) - known.keys():
             alone = _clean(character, cleaners, symbols)
             silent = not alone and unicodedata.category(character) not in ("Mn", "Me", "Cf")
-            if (silent and character not in known) or not left_out.isdisjoint(alone):
+            if silent or not left_out.isdisjoint(alone):
                 unknown.add(character)
                 explained.update(alone)
-        unknown |= left_out - explained  # letters that are another one alone, such as final sigma
+        unknown |= left_out - explained  # as cleaned: Σ is σ alone, but ς at the end of a word
     return unknown
 
 
