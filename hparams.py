@@ -39,7 +39,7 @@ class HParams:
     max_bad_steps: int = 10  # stop after N steps in a row with a non-finite loss or gradient
 
     # Data
-    data_dir: str = ""  # folder that relative paths in filelists start from; "": current folder
+    data_dir: str = ""  # folder that paths in filelists start from, or one a list, joined with +
     training_files: str = "filelists/ljspeech_train.txt"  # filelists, joined with +
     validation_files: str = "filelists/ljspeech_val.txt"  # filelists, joined with +
     text_cleaners: tuple[str, ...] = ("english_cleaners",)  # of text/cleaners.py, in this order
