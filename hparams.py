@@ -343,7 +343,8 @@ def format_overrides(settings: Mapping[str, object]) -> str:
 def quote(value: object) -> str:
     """A setting's value as :func:`parse_overrides` reads it."""
     if isinstance(value, tuple):
-        return f"[{','.join(map(quote, value))}]"
+        items = ",".join(map(quote, value))
+        return items if len(value) == 1 else f"[{items}]"
     text = str(value)
     return text if re.fullmatch(r"[\w@%+=:./~-]+", text) else repr(text)
 
