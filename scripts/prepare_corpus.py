@@ -12,7 +12,8 @@ The layout of DIR is recognised from its files:
     LibriTTS    SPEAKER/CHAPTER/ID.wav and ID.normalized.txt, in any folder
     wav + txt   ID.wav or ID.flac with ID.txt beside it, in any folder; or wav/ID.wav and txt/ID.txt
 
-A language other than English gets an alphabet of its own texts by --text_cleaners basic_cleaners.
+With --text_cleaners basic_cleaners, for a language other than English, the characters of all texts
+become its alphabet, filelists/NAME_symbols.txt.
 """
 
 import signal
@@ -61,7 +62,8 @@ from text.cleaners import CLEANERS
 ROOT = Path(__file__).resolve().parent.parent
 RATES = range(4000, 192_001)  # Hz; much below, some of the 80 mel bands would be empty
 CONVERTED = re.compile("resample it|mix it down|convert it")  # problems that --convert_to solves
-RARE, MOST_RARE = 5, 20  # fewer uses may be slips of the pen; report so many characters
+ASCII_CLEANERS = ("english_cleaners", "transliteration_cleaners")  # they need no alphabet
+RARE, MOST_RARE = 5, 20  # fewer uses may be misprints; report so many characters one by one
 SPEAKER = {"VCTK": -2, "LibriTTS": -3}  # part of a file's path that names its speaker
 
 
@@ -325,7 +327,7 @@ def prepare(
     named = f"layout {layout.name}" + (f", speaker {speaker}" if speaker else "")
     print(f"{corpus}: {named}, {len(layout.lines):,} clips")
     symbols, symbol_file = "", Path(f"filelists/{name}_symbols.txt")
-    if text_cleaners == "basic_cleaners":
+    if text_cleaners not in ASCII_CLEANERS:
         symbols = find_symbols(layout, hparams.text_cleaners)
         refuse_other_symbols(symbol_file, symbols)
         n_symbols = len(alphabet(symbols))
@@ -393,8 +395,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--convert_to", type=Path, metavar="DIR", help=wanted)
     quiet = "then cut off both ends where they stay this far below the loudest 25 ms, as in 60"
     add("--trim_db", type=float, default=0.0, metavar="DB", help=f"{quiet} (default: off)")
-    other = "basic_cleaners also writes an alphabet of all texts to filelists/NAME_symbols.txt"
-    add("--text_cleaners", choices=CLEANERS, default=HParams.text_cleaners[0], help=other)
+    add("--text_cleaners", choices=CLEANERS, default=HParams.text_cleaners[0],
+        help="of the language (default: %(default)s)")  # fmt: skip
     args = parse_args(parser, argv, required=True)
     if args.sampling_rate not in RATES:
         raise UserError(f"--sampling_rate {args.sampling_rate}: use {RATES[0]} to {RATES[-1]}")
