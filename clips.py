@@ -128,8 +128,8 @@ def data_folders(filelists: str, hparams: HParams) -> list[str]:
         fix = "use the corpus's folder (scripts/prepare_ljspeech.py downloads LJSpeech)"
         raise UserError(f"{setting}: no such folder{named}; {fix}")
     if len(folders) not in (1, len(names)):
-        counts = f"{len(folders)} folders for {len(names)} filelist(s), {filelists}"
-        raise UserError(f"{setting}: {counts}; give one for all, or one for each, in order")
+        fix = "give one for all, or as many as training_files and validation_files each have lists"
+        raise UserError(f"{setting}: {len(folders)} folders; {fix}")
     return folders * (len(names) // len(folders))
 
 

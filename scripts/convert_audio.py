@@ -45,14 +45,14 @@ def convert(
         from loaders import run_parallel  # imports torch, which takes seconds
 
         with locked(folder, OTHER_FOLDER, unfinished="**/*.part"):
-            with replacing(folder / RECORD) as file:
-                file.write(f"{record}\n".encode())
+            if not (folder / RECORD).exists():
+                with replacing(folder / RECORD) as file:
+                    file.write(f"{record}\n".encode())
             for parent in {Path(clip.path).parent for _, clip in todo}:
                 make_folder(parent, OTHER_FOLDER)
             one = partial(convert_clip, rate=rate, trim_db=trim_db)
             results = list(run_parallel(one, todo, "converting"))
             (folder / "lock").unlink()
-    print(f"{folder}: {len(todo):,} clips converted, {len(clips) - len(todo):,} already there")
     checked, problems, peaks = [], [], {}
     for (_, clip), result in zip(todo, results, strict=True):
         if isinstance(result, str):
@@ -60,12 +60,13 @@ def convert(
         elif result > 1:
             peaks[clip.path] = result
     refuse(problems)
+    print(f"{folder}: {len(todo):,} clips converted, {len(clips) - len(todo):,} already there")
     if peaks:
         loudest = max(peaks, key=peaks.get)
         decibels = 20 * math.log10(peaks[loudest])
         print(
             f"note: {len(peaks):,} clip(s) exceeded full scale once converted, and are scaled "
-            f"down: {loudest} most, by {decibels:.1f} dB"
+            f"down: {loudest} most, by {decibels:.2f} dB"
         )
     for clip in clips:
         try:
@@ -80,7 +81,7 @@ def convert(
         before, after = (
             sum(soundfile.info(clip.path).duration for clip in some) for some in (sources, clips)
         )
-        cut = before - after
+        cut = max(before - after, 0)  # lengths are rounded
         print(f"trimmed {cut:,.1f} of {before:,.1f} s, {cut / len(clips):.2f} s a clip")
     return checked
 

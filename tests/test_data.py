@@ -166,6 +166,44 @@ def test_another_alphabet_is_checked_and_what_it_lacks_or_never_uses_is_noted(
         assert str(error.value).startswith(f"{corpus}/list.txt:4: {problem}")
 
 
+def test_each_list_may_have_a_folder_of_its_own(corpus, hparams, monkeypatch):
+    """Clips with the same path in both folders are told apart, also in the mel cache; the
+    fingerprint does not depend on where they are."""
+    monkeypatch.chdir(corpus)
+    lists = {"a": ("0", "1", "2"), "b": ("0", "1", "2"), "va": ("3",), "vb": ("3",)}
+    for name, stems in lists.items():
+        Path(f"{name}.txt").write_text("".join(f"{stem}.wav|tone {stem}\n" for stem in stems))
+    for folder, shift in (("one", 0), ("other", 4)):
+        Path(folder).mkdir()
+        for i in range(4):
+            shutil.move(f"{i + shift}.wav", f"{folder}/{i}.wav")
+    names = {"training_files": "a.txt+ b.txt", "validation_files": "va.txt+vb.txt"}
+    several = replace(hparams, data_dir="one + other", **names)
+    train, val = load_data(several)
+    paths = [f"{folder}/{i}.wav" for folder in ("one", "other") for i in range(3)]
+    assert [clip.path for clip in train] == paths
+    assert [clip.path for clip in val] == ["one/3.wav", "other/3.wav"]
+    assert [clip.location for clip in train[2:4]] == ["a.txt:3", "b.txt:1"]
+    mels = open_mels([*train, *val], several)
+    lengths = [soundfile.info(clip.path).frames // several.hop_length + 1 for clip in train]
+    assert [len(mels(clip)) for clip in train] == lengths and lengths[:3] != lengths[3:]
+    assert not mel_cache.MelCache(several).missing([*train, *val])
+
+    Path("all.txt").write_text("".join(f"{path}|tone {path[-5]}\n" for path in paths))
+    merged = replace(several, data_dir="", training_files="all.txt")
+    Path("va.txt").write_text("one/3.wav|tone 3\n")
+    Path("vb.txt").write_text("other/3.wav|tone 3\n")
+    assert data_utils.data_fingerprint(*load_data(merged)) == data_utils.data_fingerprint(
+        train, val
+    )
+    os.rename("one", "one + other")  # then that is the name of one folder
+    with pytest.raises(UserError, match=r"va\.txt:1: one \+ other/one/3.wav: no such file"):
+        load_data(several)
+    Path("va.txt").write_text("3.wav|tone 3\n")
+    one = replace(several, training_files="a.txt", validation_files="va.txt")
+    assert [clip.path for clip in load_data(one)[0]] == [f"one + other/{i}.wav" for i in range(3)]
+
+
 @pytest.fixture
 def bad_wavs(corpus):
     tone, _ = soundfile.read(corpus / "0.wav")
@@ -254,6 +292,8 @@ def test_everything_that_is_wrong_is_in_one_report(corpus, bad_wavs, hparams, ca
     [
         ("data_dir", "/none", "setting data_dir=/none: no such folder; use the corpus's"),
         ("data_dir", "cache", "setting data_dir=cache: has none of the clips that "),
+        ("data_dir", "cache+none", "setting data_dir=cache+none: no such folder none; use the cor"),
+        ("data_dir", "+cache", "setting data_dir=+cache: 2 folders; give one for all, or"),
         ("text_cleaners", ("none",), "setting text_cleaners: "),
         ("mel_cache_dir", "0.wav", "0.wav: cannot be written (File exists); set mel_cache_dir to"),
         ("training_files", "no.txt", "filelist 'no.txt': No such file or directory; scripts/prep"),
