@@ -45,11 +45,11 @@ def test_german_is_prepared_trained_and_spoken(run, capsys):
     texts = "Grüß Gott!", "Öl, süß.", "Wo ist Jörg?", "Über Äpfel", "Die Tür", "Käse"
     engine = Engine()
     engine._lib.espeak_SetVoiceByName(b"de")
-    Path("de/wavs").mkdir(parents=True)
+    Path("de/book").mkdir(parents=True)  # in CSS10's layout
     for i, text in enumerate(texts):
-        soundfile.write(f"de/wavs/{i}.wav", engine.say(text, 200), 22050)
-    lines = "".join(f"{i}|{text}\n" for i, text in enumerate(texts))
-    Path("de/metadata.csv").write_text(lines, encoding="utf-8")
+        soundfile.write(f"de/book/{i}.wav", engine.say(text, 200), 22050)
+    lines = "".join(f"book/{i}.wav|{text}|{text}|1.00\n" for i, text in enumerate(texts))
+    Path("de/transcript.txt").write_text(lines, encoding="utf-8")
 
     prepare("de", "de")
     settings = settings_in(capsys.readouterr().out)
