@@ -27,6 +27,7 @@ from clips import (
     read_clips,
     refuse,
     report_unknown_characters,
+    report_unused_symbols,
 )
 from distributed import RANK, WORLD_SIZE
 from hparams import HParams
@@ -42,7 +43,8 @@ MAX_SKIPPED = 0.01  # of a set's clips, with on_bad_clip=skip
 
 def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     """The training and the validation clips, checked: lists, texts, headers, and the samples of
-    those whose mels are not cached. Characters without a symbol are printed.
+    those whose mels are not cached. Characters without a symbol are printed, and symbols of no
+    text.
 
     Raises:
         UserError: all problems, one per line. With ``on_bad_clip=skip`` bad clips are printed and
@@ -70,6 +72,7 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
             f"{' and '.join(names)} list; use the folder that their paths start from"
         )
     report_unknown_characters(((clip.location, clip.text) for clip in train + val), hparams)
+    report_unused_symbols(train, hparams)
 
     cache = MelCache(hparams)
     train_problems += _too_long(train, hparams)

@@ -40,7 +40,7 @@ from loss_function import Tacotron2Loss
 from mel_cache import MelCache, open_mels
 from model import Tacotron2
 from speech import STOPS_EARLY, attention_errors, load_model, mel_cepstral_distortion, speak
-from text import symbols
+from text import alphabet
 from validation import validate
 
 FAILURES = ("never stops", "stops early", "skips", "repeats", "breaks")
@@ -105,6 +105,7 @@ def evaluate(
 
 def letters(clip: Clip, hparams: HParams) -> str:
     """A character for each symbol of a clip's text; phones begin with @."""
+    symbols = alphabet(hparams.symbols)
     return "".join(symbols[i][0] for i in clip.ids)
 
 

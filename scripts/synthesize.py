@@ -116,7 +116,9 @@ def symbols_of(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
     pieces = []
     try:
         check_text(text.text, hparams)
-        for piece in split_text(clean_text(text.text, hparams.text_cleaners), longest):
+        for piece in split_text(
+            clean_text(text.text, hparams.text_cleaners, hparams.symbols), longest
+        ):
             try:
                 pieces.append(check_text(piece, hparams))
             except UserError:  # nothing but punctuation, or half of {phones}

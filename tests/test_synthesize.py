@@ -4,6 +4,7 @@ import errno
 import io
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import hypothesis
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from conftest import TINY
 from hypothesis import strategies as st
 
 from checkpoint import load_checkpoint, save_checkpoint
 from cli import UserError
 from clips import load_clips
 from data_utils import MelDataset, collate
-from hparams import PRESETS, HParams
+from hparams import PRESETS, HParams, create_hparams
 from mel_cache import open_mels
 from model import Tacotron2
 from scripts import synthesize
@@ -64,6 +66,23 @@ def test_each_text_is_spoken(speak, tmp_path):
     mel = np.load(tmp_path / "speech" / "1.npy")
     speak(TRAINED, "One tone.", "2 tones!", "--hparams", "max_decoder_steps=20")  # again
     assert np.array_equal(mel, np.load(tmp_path / "speech" / "1.npy"))
+
+
+def test_a_checkpoints_own_alphabet_is_spoken(speak, tmp_path):
+    settings = "max_decoder_steps=5,text_cleaners=basic_cleaners,symbols=' !äfü'"
+    hparams, path = create_hparams(TINY + settings), tmp_path / "german.pt"
+    state = {"state_dict": Tacotron2(hparams).state_dict(), "hparams": asdict(hparams)}
+    save_checkpoint(path, state)
+    notes = [line for line in speak(path, "Fu\u0308xf!")[0].splitlines() if "has no symbol" in line]
+    (note,) = notes  # u with a combining diaeresis is ü
+    assert "'x' (U+0078) has no symbol and is left out" in note
+    assert Tacotron2.from_checkpoint(path, symbols=" !äfü").hparams.symbols == " !äfü"
+    other = r"^setting symbols: .*german\.pt was trained with other ones; leave it out$"
+    for changes in ("symbols=' !äfö'", "symbols=", "symbols=abc"):  # as many, or other numbers
+        with pytest.raises(UserError, match=other):
+            speak(path, "Äff!", "--hparams", changes)
+    with pytest.raises(UserError, match="'zoo' has nothing to speak"):
+        speak(path, "zoo")
 
 
 def test_nvidias_checkpoint_of_weights_alone_is_spoken(speak, tmp_path):
@@ -218,6 +237,7 @@ def test_what_cannot_be_spoken_is_refused(speak, predict, corpus, tmp_path):
         (TRAINED, "...", "", r"text 2: text '\.\.\.' has nothing to speak"),
         (TRAINED, "", "", r"text 2: text '' has nothing to speak"),
         (TRAINED, "fine", "prenet_dim=9", "another model"),
+        (TRAINED, "fine", "symbols=abc", r"03\.pt was trained with other ones; leave it out"),
         (TRAINED, "fine", "prenet=9", "unknown setting 'prenet'"),
         (TRAINED, "fine", "gate_threshold=2", "gate_threshold"),
         (newer, "fine", "", r"newer\.pt: has settings .* not know \(gone\)"),
