@@ -43,8 +43,7 @@ def write_texts(*texts):
 
 def test_german_is_prepared_trained_and_spoken(run, capsys):
     texts = "Grüß Gott!", "Öl, süß.", "Wo ist Jörg?", "Über Äpfel", "Die Tür", "Käse"
-    engine = Engine()
-    engine._lib.espeak_SetVoiceByName(b"de")
+    engine = Engine("de")
     Path("de/book").mkdir(parents=True)  # in CSS10's layout
     for i, text in enumerate(texts):
         soundfile.write(f"de/book/{i}.wav", engine.say(text, 200), 22050)
