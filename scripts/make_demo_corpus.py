@@ -209,10 +209,10 @@ def find_voice(data: Path, voice: str) -> str:
             names.setdefault(language.lower(), path.name)
     names |= {path.name.lower(): path.name.lower() for path in files}
     variants = [path.name for path in data.glob("voices/!v/*")]
-    for part, known in ((base.lower(), [*names]), *([(variant, variants)] if plus else [])):
+    for part, known in [(base.lower(), names), (variant, variants)][: 1 + len(plus)]:
         if part not in known:
             near = ", ".join(difflib.get_close_matches(part, known, n=8, cutoff=0))
-            raise UserError(f"--voice {voice}: has no '{part}'; use one like {near}")
+            raise UserError(f"--voice {voice}: espeak-ng has no '{part}'; use one like {near}")
     return names[base.lower()] + plus + variant
 
 
@@ -227,9 +227,10 @@ class Engine:
             data = espeakng_loader.get_data_path()
             # 2: AUDIO_OUTPUT_SYNCHRONOUS, in buffers of 500 ms; 0x8000: report errors, do not exit.
             rate = self._lib.espeak_Initialize(2, 500, os.fsencode(data), 0x8000)
-            name = find_voice(Path(data), voice).encode()
-            if rate != SAMPLING_RATE or self._lib.espeak_SetVoiceByName(name) != 0:
-                raise RuntimeError(f"{data}: no voice {voice} here (150 characters at most)")
+            if rate != SAMPLING_RATE:
+                raise RuntimeError(f"{data}: no voices here (150 characters at most)")
+            if self._lib.espeak_SetVoiceByName(find_voice(Path(data), voice).encode()) != 0:
+                raise RuntimeError(f"{data}: the voice {voice} cannot be read")
         except (ImportError, OSError, RuntimeError) as error:
             raise UserError(f"{error}; pip install --force-reinstall {ENGINE}") from None
         pointer = ctypes.c_void_p

@@ -190,8 +190,9 @@ def test_what_makes_no_sense_is_refused_before_the_download(server, command, mes
     assert line.startswith(message) and os.listdir() == ["c"] and not server.requests
 
 
-def test_ctrl_c_during_imports_prints_nothing(tmp_path):
-    (tmp_path / "pooch.py").write_text("import os\nos.kill(os.getpid(), 2)\n")
-    program = [sys.executable, prepare.__file__, "--help"]
+@pytest.mark.parametrize(("name", "imports"), [("ljspeech", "pooch"), ("corpus", "soxr")])
+def test_ctrl_c_during_imports_prints_nothing(tmp_path, name, imports):
+    (tmp_path / f"{imports}.py").write_text("import os\nos.kill(os.getpid(), 2)\n")
+    program = [sys.executable, Path(prepare.__file__).with_name(f"prepare_{name}.py"), "--help"]
     result = subprocess.run(program, env={"PYTHONPATH": tmp_path}, capture_output=True)
     assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, b"", b"")
