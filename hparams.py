@@ -238,7 +238,7 @@ def settings_table() -> str:
     for line in inspect.getsource(HParams).partition("def ")[0].splitlines():
         if setting := re.fullmatch(r"    (\w+): .+? = (.+?)  # (.+)", line):
             name, default, meaning = setting.groups()
-            lines.append(f"  {name + '=' + default:<38} {meaning}")
+            lines.append(f"  {name + '=' + default:<37}  {meaning}")
         elif topic := re.fullmatch(r"    # (.+)", line):
             lines += ["", f"{topic[1]}:"]
     return "\n".join(lines).strip()

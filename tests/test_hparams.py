@@ -166,7 +166,7 @@ def test_the_table_of_settings_has_each_with_its_default_and_a_short_comment():
     """As train.py --help prints it."""
     rows = [line for line in settings_table().splitlines() if line.startswith("  ")]
     for row, field in zip(rows, dataclasses.fields(HParams), strict=True):
-        setting, comment = row.split(maxsplit=1)
+        setting, comment = re.split("  +", row.strip(), maxsplit=1)
         assert setting.startswith(f"{field.name}=") and 0 < len(comment) <= 75
         assert getattr(create_hparams(setting.rstrip("=")), field.name) == field.default
 
