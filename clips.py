@@ -18,7 +18,7 @@ import soundfile
 
 from cli import UserError, progress_bar
 from hparams import HParams
-from text import symbols, text_to_sequence, unknown_characters
+from text import alphabet, text_to_sequence, unknown_characters
 
 SILENCE = 1e-3  # peak, -60 dB of full scale: a clip that stays below it has no speech
 
@@ -86,8 +86,6 @@ def read_clips(
     Raises:
         UserError: a setting is wrong, or a filelist cannot be read or is empty.
     """
-    if hparams.n_symbols < len(symbols):
-        raise UserError(f"setting n_symbols={hparams.n_symbols}: use {len(symbols)} or more")
     folders = data_folders(filelists, hparams)
     try:
         text_to_sequence("", hparams.text_cleaners)
@@ -219,13 +217,14 @@ def _check_clip(
 
 
 def check_text(text: str, hparams: HParams) -> list[int]:
-    """Symbols of ``text`` once cleaned. Raises :class:`UserError` if it has no letter or phone, or
-    an unknown phone."""
+    """Symbols of ``text`` once cleaned. Raises :class:`UserError` if it has no letter, digit or
+    phone, or an unknown phone."""
     try:
-        ids = text_to_sequence(text, hparams.text_cleaners)
+        ids = text_to_sequence(text, hparams.text_cleaners, hparams.symbols)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if not any(symbols[i].isalpha() or symbols[i].startswith("@") for i in ids):
+    symbols = alphabet(hparams.symbols)
+    if not any(symbols[i].lstrip("@").isalnum() for i in ids):  # @ marks a phone
         raise UserError(f"text '{text}' has nothing to speak once cleaned; fix or remove it")
     return ids
 
@@ -237,14 +236,28 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
         texts: pairs of (location, text).
     """
     locations = defaultdict(list)
+    listed = "the setting symbols" if hparams.symbols else "text/symbols.py"
     for location, text in texts:
-        for character in unknown_characters(text, hparams.text_cleaners):
+        for character in unknown_characters(text, hparams.text_cleaners, hparams.symbols):
             locations[character].append(location)
     for character, uses in sorted(locations.items()):
         total = f" (in {len(uses):,} texts)" if len(uses) > 1 else ""
         print(
             f"note: {uses[0]}: {character!r} (U+{ord(character):04X}) has no symbol and is left "
-            f"out{total}; change the text, or add it to text/symbols.py"
+            f"out{total}; change the text, or add it to {listed}"
+        )
+
+
+def report_unused_symbols(clips: Sequence[Clip], hparams: HParams) -> None:
+    """Print the characters of the setting ``symbols`` that are in none of ``clips``."""
+    used = {i for clip in clips for i in clip.ids}
+    unused = [c for i, c in enumerate(hparams.symbols, start=1) if i not in used]
+    if unused and clips:
+        more = f" and {len(unused) - 10:,} more" if len(unused) > 10 else ""
+        print(
+            f"note: setting symbols: {' '.join(map(repr, unused[:10]))}{more}: in no training text "
+            f"after {', '.join(hparams.text_cleaners)}, so this run does not train "
+            f"{'them' if len(unused) > 1 else 'it'}"
         )
 
 

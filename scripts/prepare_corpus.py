@@ -11,6 +11,9 @@ The layout of DIR is recognised from its files:
                 wav48_silence_trimmed/SPEAKER/ID_mic1.flac
     LibriTTS    SPEAKER/CHAPTER/ID.wav and ID.normalized.txt, in any folder
     wav + txt   ID.wav or ID.flac with ID.txt beside it, in any folder; or wav/ID.wav and txt/ID.txt
+
+With --text_cleaners basic_cleaners, for a language other than English, the characters of all texts
+become its alphabet, filelists/NAME_symbols.txt.
 """
 
 import signal
@@ -26,8 +29,10 @@ import os
 import re
 import shlex
 import sys
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,13 +53,17 @@ from clips import (
     refuse,
 )
 from files import make_folder, making, replacing
-from hparams import HParams, format_overrides
+from hparams import HParams, format_overrides, read_symbols
 from scripts.convert_audio import convert
 from scripts.lengths import AUDIO
+from text import alphabet, check_alphabet, clean_text
+from text.cleaners import CLEANERS
 
 ROOT = Path(__file__).resolve().parent.parent
 RATES = range(4000, 192_001)  # Hz; much below, some of the 80 mel bands would be empty
 CONVERTED = re.compile("resample it|mix it down|convert it")  # problems that --convert_to solves
+ASCII_CLEANERS = ("english_cleaners", "transliteration_cleaners")  # they need no alphabet
+RARE, MOST_RARE = 5, 20  # fewer uses may be misprints; report so many characters one by one
 SPEAKER = {"VCTK": -2, "LibriTTS": -3}  # part of a file's path that names its speaker
 
 
@@ -229,6 +238,42 @@ def split(
     return [lines[i] for i in lines if i in train], [lines[i] for i in lines if i not in train]
 
 
+# The alphabet
+
+
+def find_symbols(layout: Layout, cleaners: Sequence[str]) -> str:
+    """All characters of the cleaned texts that can be symbols, sorted. Prints the rare ones."""
+    uses, first, symbols = Counter(), {}, []
+    for location, line in layout.lines:
+        with suppress(ValueError):  # check_layout reports it
+            text = clean_text(layout.split_line(line)[1], cleaners)
+            uses.update(unicodedata.normalize("NFC", text))
+        for character in uses.keys() - first.keys():
+            first[character] = location
+    for character in sorted(uses, key=lambda c: (c == "@", c)):  # a first @ would name a file
+        with suppress(ValueError):  # training prints those that have no symbol
+            check_alphabet(character)
+            symbols.append(character)
+    rare = sorted((c for c in symbols if uses[c] < RARE), key=lambda c: uses[c])
+    for c in rare[:MOST_RARE]:
+        times = "time" + "s" * (uses[c] > 1)
+        problem = f"is used {uses[c]} {times} in all texts; is it a misprint?"
+        print(f"note: {first[c]}: {c!r} (U+{ord(c):04X}) {problem}")
+    if len(rare) > MOST_RARE:
+        print(f"note: {len(rare) - MOST_RARE:,} more characters are used less than {RARE} times")
+    return "".join(symbols)
+
+
+def refuse_other_symbols(path: Path, symbols: str) -> None:
+    """Raise :class:`UserError` if the symbol file exists with other symbols."""
+    existing = read_symbols(str(path)) if path.exists() else symbols
+    if existing != symbols:
+        raise UserError(
+            f"{path}: already has {len(existing):,} symbols, this run would write {len(symbols):,} "
+            f"({len({*existing} & {*symbols}):,} in both); give another --name, or delete it"
+        )
+
+
 # The program
 
 
@@ -270,15 +315,23 @@ def prepare(
     sampling_rate: int = HParams.sampling_rate,
     convert_to: Path | None = None,
     trim_db: float = 0.0,
+    text_cleaners: str = HParams.text_cleaners[0],
 ) -> None:
     """Check the corpus, convert it if asked, write its filelists, and print how to train on it."""
     folder = convert_to or corpus
     train, val = (f"filelists/{name}_{part}.txt" for part in ("train", "val"))
     files = {"data_dir": str(folder), "training_files": train, "validation_files": val}
-    hparams = HParams(**files, **audio_settings(sampling_rate))
+    changes = files | audio_settings(sampling_rate) | {"text_cleaners": (text_cleaners,)}
+    hparams = HParams(**changes)
     layout, to_convert = find_layout(corpus, speaker), convert_to is not None
     named = f"layout {layout.name}" + (f", speaker {speaker}" if speaker else "")
     print(f"{corpus}: {named}, {len(layout.lines):,} clips")
+    symbols, symbol_file = "", Path(f"filelists/{name}_symbols.txt")
+    if text_cleaners not in ASCII_CLEANERS:
+        symbols = find_symbols(layout, hparams.text_cleaners)
+        refuse_other_symbols(symbol_file, symbols)
+        n_symbols = len(alphabet(symbols))
+        hparams = dataclasses.replace(hparams, symbols=symbols, n_symbols=n_symbols)
     sources = check_layout(corpus, layout, hparams, every_sample=False, to_convert=to_convert)
     clips = sources
     if convert_to:
@@ -296,7 +349,15 @@ def prepare(
         if not exists:
             write_filelist(path, lines)
         print(f"{path}: {len(lines):,} clips{', already there' if exists else ''}")
+    if symbols:
+        exists = symbol_file.exists()
+        if not exists:
+            write_filelist(symbol_file, [symbols])
+        print(f"{symbol_file}: {len(symbols):,} symbols{', already there' if exists else ''}")
     changed = {key: value for key, value in vars(hparams).items() if value != getattr(HParams, key)}
+    if symbols:
+        changed["symbols"] = f"@{symbol_file}"
+        changed.pop("n_symbols", None)  # follows
     command = ["python", os.path.relpath(ROOT / "train.py"), "-o", f"runs/{name}"]
     print(f"Next:\n  {shlex.join([*command, '--hparams', format_overrides(changed)])}")
 
@@ -334,6 +395,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--convert_to", type=Path, metavar="DIR", help=wanted)
     quiet = "then cut off both ends where they stay this far below the loudest 25 ms, as in 60"
     add("--trim_db", type=float, default=0.0, metavar="DB", help=f"{quiet} (default: off)")
+    add("--text_cleaners", choices=CLEANERS, default=HParams.text_cleaners[0],
+        help="of the language (default: %(default)s)")  # fmt: skip
     args = parse_args(parser, argv, required=True)
     if args.sampling_rate not in RATES:
         raise UserError(f"--sampling_rate {args.sampling_rate}: use {RATES[0]} to {RATES[-1]}")

@@ -61,7 +61,7 @@ from scripts.runs import difference, label, load_run, load_settings
 ROOT = Path(os.path.relpath(Path(__file__).resolve().parent.parent))
 LJSPEECH = ROOT / "data/LJSpeech-1.1"
 RESERVED = {*BATCHING, "seed", "epochs", "training_files", "validation_files"}  # for --hparams
-NOT_SWEPT = RESERVED | MAY_CHANGE | {*AUDIO, "text_cleaners"}  # losses would not compare
+NOT_SWEPT = RESERVED | MAY_CHANGE | {*AUDIO, "text_cleaners", "symbols"}  # losses would not compare
 CAPACITIES = ("batch_capacity", "batch_capacity_seconds")
 
 
@@ -284,7 +284,10 @@ def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
                 raise UserError(f"{other}: {values}; give the same, or another --output")
         batches = batch_statistics(lengths, data_utils.training_sampler(train, hparams).plan)
         base = vars(args.base)
-        changes = {k: v for k, v in vars(hparams).items() if v != base[k] or k in RESERVED}
+        named = (
+            RESERVED | {"n_symbols"} if hparams.symbols else RESERVED
+        )  # not as many as they take
+        changes = {k: v for k, v in vars(hparams).items() if v != base[k] or k in named}
         overrides, title = format_overrides(changes), f"{name}, seed {seed}"
         jobs.append(Job(title, folder, overrides, hparams, batches, start, first_epoch, done))
     return jobs

@@ -303,6 +303,7 @@ def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
         ("--sweep=batch_size=2,4", "--sweep batch_size=2,4: leave batch_size out of --hparams"),
         ("--sweep=seed=1,2", "runs with another seed do not compare; sweep batch_size or the like"),
         ("--sweep=hop_length=64,128", "runs with another hop_length do not compare; sweep batch"),
+        ("--sweep=symbols=ab,abc", "runs with another symbols do not compare; sweep batch_size or"),
         ("--sweep=lrf=1,2 --sweep=lrf=3,4", "is not the only --sweep; give one at a time"),
         (
             "--sweep=lrf=1,2 --only=RAND SSB",
@@ -374,6 +375,7 @@ def test_lists_of_several_folders_become_one(tmp_path, monkeypatch):
 def test_a_capacity_is_for_the_dynamic_experiments_alone(tmp_path):
     assert parse().settings["mel_cache_dir"] == str(run_all.ROOT / "mel_cache")
     overrides = 'batch_capacity=900,ignore_layers=[a,b],mel_cache_dir="it\'s, here"'
+    overrides += r""",symbols=' ab\'"',n_symbols=148"""  # more than it takes
     args = parse("--output", str(tmp_path), "--hparams", overrides)
     jobs = run_all.make_jobs(args, [SimpleNamespace(n_frames=n) for n in [20, 30, 40, 50] * 40])
     assert len(jobs) == 10
