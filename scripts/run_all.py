@@ -188,10 +188,9 @@ def choose_data(args: argparse.Namespace) -> dict[str, str]:
     """The settings that name the data, with filelists in the output folder for all its runs."""
     hparams = HParams(**args.settings)
     if args.train:
-        data_dir = hparams.data_dir
         folders = [data_folders(names, hparams) for names in (args.train, args.val)]
         if len({*folders[0], *folders[1]}) == 1:
-            folders = [], []
+            data_dir, folders = folders[0][0], ([], [])
         else:  # a run has one list of each set, whose paths then start with their folders
             data_dir = ""
         lists = [read_lines(args.train, folders[0]), read_lines(args.val, folders[1])]
