@@ -24,7 +24,15 @@ from torch import nn
 import distributed
 from cli import UserError
 from files import replacing, sync_names
-from hparams import AUDIO, MAY_CHANGE, HParams, by_new_names, create_hparams, parse_overrides
+from hparams import (
+    AUDIO,
+    MAY_CHANGE,
+    HParams,
+    by_new_names,
+    create_hparams,
+    parse_overrides,
+    quote,
+)
 
 BEST = "checkpoint_best.pt"
 
@@ -345,7 +353,7 @@ def hparams_to_resume(
     saved = saved_hparams(state, path)
     hparams = create_hparams(overrides, preset, saved)
     changed = [
-        f"{name} is {before} in the run, {now} in this call"
+        f"{name} is {quote(before)} in the run, {quote(now)} in this call"
         for name, (before, now) in _changes(saved, hparams).items()
         if name not in MAY_CHANGE
     ]
@@ -358,14 +366,15 @@ def hparams_to_resume(
 
 
 def hparams_to_continue(
-    state: dict[str, Any], path: Path, overrides: str, preset: str | None
+    state: dict[str, Any], path: Path, overrides: str, preset: str | None, warm_start: bool
 ) -> HParams:
     """The settings of another run that starts from a checkpoint: those of the checkpoint with
     ``preset`` and ``overrides``. Prints what they change.
 
     Raises:
         UserError: the checkpoint has no settings and ``preset`` is not given, or the preset
-            changes the mels or symbols that the weights were trained on.
+            changes the mels or symbols that the weights were trained on, or the overrides the
+            symbols, unless a warm start leaves out the embedding.
     """
     if "hparams" not in state:  # as in NVIDIA's checkpoints and torchaudio's
         if preset is None:
@@ -386,7 +395,13 @@ def hparams_to_continue(
             f"--preset {preset}: {path} was trained with other mels ({before}); leave out "
             "--preset, or name what to change in --hparams"
         )
-    changed = [f"{name}={now} (was {before})" for name, (before, now) in changes.items()]
+    left_out = {*hparams.ignore_layers} if warm_start else set()
+    if "symbols" in changes and left_out.isdisjoint({"embedding", "embedding.weight"}):
+        raise UserError(
+            f"setting symbols: {path} has an embedding for other ones; leave the setting out, or "
+            "take the other weights: --warm_start with embedding.weight in ignore_layers"
+        )
+    changed = [f"{n}={quote(now)} (was {quote(before)})" for n, (before, now) in changes.items()]
     print(f"settings of {path}" + (f", but {', '.join(changed)}" if changed else ""))
     return hparams
 
@@ -490,7 +505,7 @@ def find_start(
         return None, {}, create_hparams(overrides, preset), Progress()
 
     state = load_checkpoint(source)
-    hparams = hparams_to_continue(state, source, overrides, preset)
+    hparams = hparams_to_continue(state, source, overrides, preset, warm_start)
     if not warm_start:
         if all(name in state for name in STATE):
             saved = Progress.of(state, source)  # the settings may change the batches of its epoch

@@ -21,6 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from cli import UserError
 from hparams import HParams
 from layers import griffin_lim
+from speech import Spoken
 
 
 class Sample(NamedTuple):
@@ -115,6 +116,22 @@ class RunLogger:
                 (self.sample_dir / "predicted.wav").write_bytes(wav.getvalue())
             self.tensorboard.add_audio(f"{name}/predicted", sound, step, hparams.sampling_rate)
             self.tensorboard.add_text(f"{name}/text", sample.text, step)
+        self.tensorboard.flush()
+
+    def log_speech(self, i: int, spoken: Spoken, step: int, hparams: HParams) -> None:
+        """Log the free-running speech of text ``i`` to TensorBoard and to ``sample/step_STEP_I``,
+        counted from 1."""
+        name, text = f"speech/{i + 1}", hparams.speak_texts[i]
+        stem = self.sample_dir / f"step_{step:08d}_{i + 1}"
+        frame = hparams.hop_length / hparams.sampling_rate  # seconds
+        pixels = render(draw_alignment(spoken.alignment, text, frame))
+        imsave(f"{stem}.png", pixels)
+        sound, wav = griffin_lim(spoken.mel, hparams), io.BytesIO()
+        soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
+        Path(f"{stem}.wav").write_bytes(wav.getvalue())
+        self.tensorboard.add_image(f"{name}/alignment", pixels, step, dataformats="HWC")
+        self.tensorboard.add_audio(f"{name}/audio", sound, step, hparams.sampling_rate)
+        self.tensorboard.add_text(f"{name}/text", text, step)
         self.tensorboard.flush()
 
     def close(self) -> None:

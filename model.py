@@ -472,6 +472,10 @@ class Tacotron2(nn.Module):
         state = load_checkpoint(path)
         if "hparams" in state:
             hparams = saved_hparams(state, path)
+            if changes.get("symbols", hparams.symbols) != hparams.symbols:
+                raise UserError(
+                    f"setting symbols: {path} was trained with other ones; leave it out"
+                )
         elif hparams is None:
             raise UserError(
                 f"{path}: holds no settings; give them, for NVIDIA's checkpoints by "

@@ -138,7 +138,7 @@ REFUSED = [
     (bench_step, "--hparams precision=fp32", "'precision' is given twice"),
     (bench_step, "--implementations fast", "invalid choice: 'fast'"),
     (bench_step, "--batches 3", "--batches .*--epoch"),
-    (bench_data, "--corpus nowhere", "nowhere/metadata.csv: no such file"),
+    (bench_data, "--corpus nowhere", "nowhere: no such folder"),
     (bench_data, "--clips 0", "--clips: 0: .* 1 or more"),
     (bench_data, "--clips 15", "--clips 15: use 16 or more"),
     (bench_data, "--workers -1", "num_workers=-1: use 0 or more"),
