@@ -187,6 +187,26 @@ def test_gradients_are_clipped_and_validation_does_not_disturb_training(tmp_path
         assert torch.cat([m["exp_avg"].flatten() for m in moments.values()]).norm() <= clip
 
 
+def test_speech_is_logged_by_step_and_does_not_disturb_training(tmp_path, settings, run):
+    settings += "epochs=3,epochs_per_validation=1,max_decoder_steps=5,checkpoint_minutes=0,"
+    run("silent", settings)
+    speaks = "speak_every=2,speak_texts=['A tone, two tones.','Three!']"
+    run("speaks", settings + speaks)
+    assert losses(tmp_path / "silent") == losses(tmp_path / "speaks")
+    sample = tmp_path / "speaks" / "sample"
+    validated = [record["step"] for record in records(tmp_path / "speaks", "validation")]
+    _, *spoken = validated  # the second validation, and the last
+    names = [f"step_{step:08d}_{i}" for step in spoken for i in (1, 2)]
+    assert sorted(path.stem for path in sample.glob("step_*.wav")) == names
+    assert sorted(path.stem for path in sample.glob("step_*.png")) == names
+    logged = EventAccumulator(str(tmp_path / "speaks")).Reload()
+    for i in (1, 2):
+        assert [image.step for image in logged.Images(f"speech/{i}/alignment")] == spoken
+        assert [audio.step for audio in logged.Audio(f"speech/{i}/audio")] == spoken
+    texts = logged.Tensors("speech/2/text/text_summary")
+    assert texts[0].tensor_proto.string_val[0] == b"Three!"
+
+
 # Another run, which starts from a checkpoint
 
 
@@ -364,6 +384,7 @@ def test_the_decoder_may_change_when_a_run_is_resumed(tmp_path, settings, run):
         ("learning_rate=0", (), "setting learning_rate=0.0: use a value above 0"),
         ("data_dir=none", (), "setting data_dir=none: no such folder"),
         ("batch_size=99", (), "use at most 8"),
+        ("speak_every=1,speak_texts=?", (), "setting speak_texts: text '?' has nothing to speak"),
         ("epochs=1", ("--preset", "google"), "--preset google: unknown; use one of paper, nvidia"),
         ("validation_files=no.txt", (), "no.txt:1: text '' has nothing to speak"),
         ("epochs=1", ("-c", "no.txt"), "no.txt: not a checkpoint, or damaged"),
