@@ -122,7 +122,7 @@ def other_settings(hparams: HParams) -> str:
             "torchaudio's models have one for both; use another --format".format(*sizes)
         )
     names = [field.name for field in dataclasses.fields(HParams)]
-    names = [*AUDIO, *names[names.index("n_symbols") : names.index("learning_rate")]]
+    names = [*AUDIO, "symbols", *names[names.index("n_symbols") : names.index("learning_rate")]]
     default = create_hparams(preset="nvidia")
     values = {name: getattr(hparams, name) for name in names}
     return format_overrides({k: v for k, v in values.items() if v != getattr(default, k)})

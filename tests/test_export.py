@@ -109,8 +109,10 @@ def test_weights_by_other_names_load_and_speak(tmp_path, names):
         assert list(loaded) == list(model.state_dict())
         assert_equal(loaded, model.state_dict())
     settings = f"{MODEL},max_decoder_steps=3"
-    synthesize.main(["-c", str(path), "-o", str(tmp_path), "--hparams", settings, "Hm."])
-    assert (tmp_path / "1.wav").exists()
+    arguments = ["-c", str(path), "-o", str(tmp_path / "speech"), "--hparams", settings, "Hm."]
+    with pytest.raises(SystemExit, match="1"):  # the text never stopped
+        synthesize.main(arguments)
+    assert (tmp_path / "speech" / "1.wav").exists()
 
 
 def test_a_changed_model_keeps_its_names(tmp_path):
@@ -135,9 +137,10 @@ def test_a_training_of_other_code_is_continued(tmp_path, settings, run):
     assert [step["loss"] for step in theirs] == [step["loss"] for step in ours]
 
 
-def test_a_model_of_other_symbols_does_not_speak_and_is_trained_on(tmp_path, settings, run):
-    """As torchaudio's, which read 38 characters or 96 phones."""
-    path, theirs = tmp_path / "published.pt", build(n_symbols=38).state_dict()
+def test_a_model_of_other_symbols_needs_them_or_is_trained_on(tmp_path, settings, run):
+    """As torchaudio's, which read 38 characters: padding and these."""
+    symbols, path = "-!'(),.:;? abcdefghijklmnopqrstuvwxyz", tmp_path / "published.pt"
+    theirs = build(symbols=symbols, n_symbols=38).state_dict()
     torch.save(renamed(theirs, "torchaudio"), path)
     start = "-c", str(path), "--preset", "paper"
     message = (
@@ -149,6 +152,10 @@ def test_a_model_of_other_symbols_does_not_speak_and_is_trained_on(tmp_path, set
     with pytest.raises(UserError, match=message):
         run("run", settings, *start)
     assert not (tmp_path / "run").exists()
+
+    (tmp_path / "symbols.txt").write_text(symbols)
+    hparams = create_hparams(f"{TINY}symbols=@{tmp_path}/symbols.txt")
+    assert_equal(Tacotron2.from_checkpoint(path, hparams=hparams).state_dict(), theirs)
     run("run", settings + "epochs=1,learning_rate=1e-12,weight_decay=0", *start, "--warm_start")
     ours, name = load_newest(tmp_path / "run")[1]["state_dict"], "decoder.attention_rnn.weight_hh"
     assert_close(ours[name], theirs[name])
