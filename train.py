@@ -424,6 +424,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             if is_best or is_last or progress.epoch % hparams.epochs_per_checkpoint == 0:
                 save(is_best)
             if validated:
+                stop.check()
                 logger.log_samples(samples, progress.step, hparams)
     except Stopped as stopped:
         path = save()
