@@ -24,12 +24,27 @@ from torch import nn
 import distributed
 from cli import UserError
 from files import replacing, sync_names
-from hparams import AUDIO, MAY_CHANGE, HParams, by_new_names, create_hparams, parse_overrides
+from hparams import (
+    AUDIO,
+    MAY_CHANGE,
+    HParams,
+    by_new_names,
+    create_hparams,
+    parse_overrides,
+    quote,
+)
 
 BEST = "checkpoint_best.pt"
 
 # What train.py saves, and needs to continue exactly where it stopped.
 STATE = ("state_dict", "optimizer", "progress", "random_state", "hparams", "data")
+
+# Layers that torchaudio names without the level that NVIDIA's ConvNorm and LinearNorm add.
+PLAIN_LAYERS = {
+    ".conv": r"convolutions\.\d+\.0|location_conv",
+    ".linear_layer": r"prenet\.layers\.\d+|query_layer|memory_layer|attention_layer\.v|"
+    "location_dense|linear_projection|gate_layer",
+}
 
 
 @dataclasses.dataclass
@@ -170,7 +185,8 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The state saved in ``path``, by train.py or by NVIDIA's code, with tensors on the CPU.
+    """The state saved in ``path``, by train.py, NVIDIA's code (both repositories) or torchaudio's,
+    with the weights by our names and tensors on the CPU.
 
     Raises:
         UserError: the file does not exist, is no checkpoint, is damaged, or holds Python code,
@@ -199,11 +215,39 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path}: not a checkpoint, or damaged ({type(error).__name__}); use another file"
         ) from None
-    if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict):
-        raise UserError(f"{path}: has no 'state_dict'; name a checkpoint that train.py saved")
+    if _are_weights(state) and state:  # alone, as torchaudio publishes them
+        state = {"state_dict": state}
+    if not isinstance(state, dict) or not _are_weights(state.get("state_dict")):
+        raise UserError(
+            f"{path}: has no 'state_dict' of weights; name a checkpoint that train.py, NVIDIA's "
+            "code or torchaudio's saved"
+        )
     if "hparams" in state:
         state["hparams"] = by_new_names(state["hparams"])
-    return state
+    return _by_our_names(state)
+
+
+def _are_weights(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(name, str) and isinstance(weight, torch.Tensor) for name, weight in value.items()
+    )
+
+
+def _by_our_names(state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint with NVIDIA's names, whether its names start with DistributedDataParallel's
+    "module." or are torchaudio's."""
+    weights = state["state_dict"]
+    if all(name.startswith("module.") for name in weights):
+        weights = {name.removeprefix("module."): weight for name, weight in weights.items()}
+    if "hparams" not in state:  # not of a model here, which someone may have changed
+        for level, layers in PLAIN_LAYERS.items():
+            pattern = re.compile(rf"(?:{layers})(?=\.(?:weight|bias)$)")
+            weights = {pattern.sub(rf"\g<0>{level}", name): w for name, w in weights.items()}
+        if "epoch" in state:  # DeepLearningExamples' and torchaudio's: only Adam counts steps
+            with suppress(AttributeError, LookupError, TypeError, ValueError, StopIteration):
+                moments = next(iter(state["optimizer"]["state"].values()))
+                state.setdefault("iteration", int(moments["step"]))
+    return state | {"state_dict": weights}
 
 
 def load_weights(
@@ -237,6 +281,8 @@ def load_weights(
     if differences:
         more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
         fix = "use the settings it was trained with (hparams.json beside it)"
+        if len(differences) == 1 and differences[0].startswith("embedding.weight is ("):
+            fix = "it reads other symbols: train on from its other weights by -c and --warm_start"
         if ignore_layers is not None:
             fix = "leave these out with ignore_layers, as in ignore_layers=[embedding,decoder]"
         raise UserError(
@@ -307,7 +353,7 @@ def hparams_to_resume(
     saved = saved_hparams(state, path)
     hparams = create_hparams(overrides, preset, saved)
     changed = [
-        f"{name} is {before} in the run, {now} in this call"
+        f"{name} is {quote(before)} in the run, {quote(now)} in this call"
         for name, (before, now) in _changes(saved, hparams).items()
         if name not in MAY_CHANGE
     ]
@@ -320,20 +366,21 @@ def hparams_to_resume(
 
 
 def hparams_to_continue(
-    state: dict[str, Any], path: Path, overrides: str, preset: str | None
+    state: dict[str, Any], path: Path, overrides: str, preset: str | None, warm_start: bool
 ) -> HParams:
     """The settings of another run that starts from a checkpoint: those of the checkpoint with
     ``preset`` and ``overrides``. Prints what they change.
 
     Raises:
         UserError: the checkpoint has no settings and ``preset`` is not given, or the preset
-            changes the mels or symbols that the weights were trained on.
+            changes the mels or symbols that the weights were trained on, or the overrides the
+            symbols, unless a warm start leaves out the embedding.
     """
-    if "hparams" not in state:  # as in NVIDIA's checkpoints
+    if "hparams" not in state:  # as in NVIDIA's checkpoints and torchaudio's
         if preset is None:
             raise UserError(
                 f"{path}: has no settings in it; name those of its mels: --preset nvidia for "
-                "NVIDIA's checkpoints, or --preset paper"
+                "NVIDIA's checkpoints and torchaudio's for Griffin-Lim, or --preset paper"
             )
         return create_hparams(overrides, preset)
     if unknown := _unknown_settings(state):
@@ -348,7 +395,13 @@ def hparams_to_continue(
             f"--preset {preset}: {path} was trained with other mels ({before}); leave out "
             "--preset, or name what to change in --hparams"
         )
-    changed = [f"{name}={now} (was {before})" for name, (before, now) in changes.items()]
+    left_out = {*hparams.ignore_layers} if warm_start else set()
+    if "symbols" in changes and left_out.isdisjoint({"embedding", "embedding.weight"}):
+        raise UserError(
+            f"setting symbols: {path} has an embedding for other ones; leave the setting out, or "
+            "take the other weights: --warm_start with embedding.weight in ignore_layers"
+        )
+    changed = [f"{n}={quote(now)} (was {quote(before)})" for n, (before, now) in changes.items()]
     print(f"settings of {path}" + (f", but {', '.join(changed)}" if changed else ""))
     return hparams
 
@@ -452,7 +505,7 @@ def find_start(
         return None, {}, create_hparams(overrides, preset), Progress()
 
     state = load_checkpoint(source)
-    hparams = hparams_to_continue(state, source, overrides, preset)
+    hparams = hparams_to_continue(state, source, overrides, preset, warm_start)
     if not warm_start:
         if all(name in state for name in STATE):
             saved = Progress.of(state, source)  # the settings may change the batches of its epoch

@@ -1,6 +1,7 @@
 """Clips: reading filelists, and every check of a text or a wav file, for preparation and training.
 Each problem is one line: location, value, fix."""
 
+import dataclasses
 import os
 import re
 import stat
@@ -17,7 +18,7 @@ import soundfile
 
 from cli import UserError, progress_bar
 from hparams import HParams
-from text import symbols, text_to_sequence, unknown_characters
+from text import alphabet, text_to_sequence, unknown_characters
 
 SILENCE = 1e-3  # peak, -60 dB of full scale: a clip that stays below it has no speech
 
@@ -80,21 +81,17 @@ def read_clips(
     """The good clips of ``filelists`` (paths joined by ``+``), and the problems of other lines.
 
     A line is ``path|text`` or ``path|text|speaker``; the third field is not used. Relative paths
-    start from ``hparams.data_dir``. ``locations`` is as in :func:`check_lines`.
+    start from the list's :func:`data_folders`. ``locations`` is as in :func:`check_lines`.
 
     Raises:
         UserError: a setting is wrong, or a filelist cannot be read or is empty.
     """
-    if hparams.n_symbols < len(symbols):
-        raise UserError(f"setting n_symbols={hparams.n_symbols}: use {len(symbols)} or more")
-    if not os.path.isdir(hparams.data_dir or "."):
-        fix = "use the corpus's folder (scripts/prepare_ljspeech.py downloads LJSpeech)"
-        raise UserError(f"setting data_dir={hparams.data_dir}: no such folder; {fix}")
+    folders = data_folders(filelists, hparams)
     try:
         text_to_sequence("", hparams.text_cleaners)
     except ValueError as error:
         raise UserError(f"setting text_cleaners: {error}") from None
-    lines = []
+    lists = []
     for name in filelists.split("+"):
         numbered = numbered_lines(name.strip())
         thirds = [(where, line.split("|")[2]) for where, line in numbered if line.count("|") == 2]
@@ -103,10 +100,37 @@ def read_clips(
                 f"note: {thirds[0][0]}: the third field, {thirds[0][1].strip()!r}, is not used "
                 f"(as in {len(thirds):,} of {len(numbered):,} lines)"
             )
-        lines += numbered
-    if not lines:
+        lists.append(numbered)
+    if not any(lists):
         raise UserError(f"{filelists}: has no clips; write lines of path|text")
-    return check_lines(lines, _split_line, hparams, locations)
+    clips, problems = [], []
+    for folder, lines in zip(folders, lists, strict=True):
+        own = dataclasses.replace(hparams, data_dir=folder)
+        some, wrong = check_lines(lines, _split_line, own, locations)
+        clips += some
+        problems += wrong
+    return clips, problems
+
+
+def data_folders(filelists: str, hparams: HParams) -> list[str]:
+    """The folder from which relative paths start in each of ``filelists`` (joined by ``+``), from
+    ``hparams.data_dir``: one folder for all, or as many, joined by ``+``, in the same order.
+
+    Raises:
+        UserError: there is no such folder, or their number fits neither.
+    """
+    setting, names = f"setting data_dir={hparams.data_dir}", filelists.split("+")
+    folders = [name.strip() for name in hparams.data_dir.split("+")]
+    if os.path.isdir(hparams.data_dir):  # even if its name has a +
+        folders = [hparams.data_dir]
+    if missing := [folder for folder in folders if not os.path.isdir(folder or ".")]:
+        named = f" {missing[0]}" if len(folders) > 1 else ""
+        fix = "use the corpus's folder (scripts/prepare_ljspeech.py downloads LJSpeech)"
+        raise UserError(f"{setting}: no such folder{named}; {fix}")
+    if len(folders) not in (1, len(names)):
+        fix = "give one for all, or as many as training_files and validation_files each have lists"
+        raise UserError(f"{setting}: {len(folders)} folders; {fix}")
+    return folders * (len(names) // len(folders))
 
 
 def _split_line(line: str) -> tuple[str, str]:
@@ -138,6 +162,7 @@ def check_lines(
     split: Callable[[str], tuple[str, str]],
     hparams: HParams,
     locations: dict[Any, str] | None = None,
+    check_audio: Callable[[str, HParams], tuple[int, Stamp]] | None = None,
 ) -> tuple[list[Clip], list[Problem]]:
     """The clips of ``lines``, and the problems of the lines that give none.
 
@@ -147,13 +172,14 @@ def check_lines(
             UserError.
         locations: of each wav file so far, which no other line may name; those of ``lines`` are
             added.
+        check_audio: instead of :func:`check_wav`.
     """
     clips, problems, locations = [], [], {} if locations is None else locations
     for location, line in progress_bar(lines, "checking lines", unit="clip", leave=False):
         try:
             if wrong := re.search("[\udc80-\udcff]", line):
                 raise UserError(f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8; save as UTF-8")
-            clip = _check_clip(*split(line), location, hparams)
+            clip = _check_clip(*split(line), location, hparams, check_audio or check_wav)
             wav = clip.stamp.device, clip.stamp.inode
             if wav in locations:
                 raise UserError(f"{clip.path} is on {locations[wav]} too; keep one")
@@ -164,11 +190,13 @@ def check_lines(
     return clips, problems
 
 
-def _check_clip(path: str, text: str, location: str, hparams: HParams) -> Clip:
+def _check_clip(
+    path: str, text: str, location: str, hparams: HParams, check_audio: Callable
+) -> Clip:
     path = os.path.normpath(os.path.join(hparams.data_dir, path))
     problems = []
     try:
-        n_samples, stamp = check_wav(path, hparams)
+        n_samples, stamp = check_audio(path, hparams)
     except UserError as error:
         problems.append(str(error))
     try:
@@ -189,13 +217,14 @@ def _check_clip(path: str, text: str, location: str, hparams: HParams) -> Clip:
 
 
 def check_text(text: str, hparams: HParams) -> list[int]:
-    """Symbols of ``text`` once cleaned. Raises :class:`UserError` if it has no letter or phone, or
-    an unknown phone."""
+    """Symbols of ``text`` once cleaned. Raises :class:`UserError` if it has no letter, digit or
+    phone, or an unknown phone."""
     try:
-        ids = text_to_sequence(text, hparams.text_cleaners)
+        ids = text_to_sequence(text, hparams.text_cleaners, hparams.symbols)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if not any(symbols[i].isalpha() or symbols[i].startswith("@") for i in ids):
+    symbols = alphabet(hparams.symbols)
+    if not any(symbols[i].lstrip("@").isalnum() for i in ids):  # @ marks a phone
         raise UserError(f"text '{text}' has nothing to speak once cleaned; fix or remove it")
     return ids
 
@@ -207,14 +236,28 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
         texts: pairs of (location, text).
     """
     locations = defaultdict(list)
+    listed = "the setting symbols" if hparams.symbols else "text/symbols.py"
     for location, text in texts:
-        for character in unknown_characters(text, hparams.text_cleaners):
+        for character in unknown_characters(text, hparams.text_cleaners, hparams.symbols):
             locations[character].append(location)
     for character, uses in sorted(locations.items()):
         total = f" (in {len(uses):,} texts)" if len(uses) > 1 else ""
         print(
             f"note: {uses[0]}: {character!r} (U+{ord(character):04X}) has no symbol and is left "
-            f"out{total}; change the text, or add it to text/symbols.py"
+            f"out{total}; change the text, or add it to {listed}"
+        )
+
+
+def report_unused_symbols(clips: Sequence[Clip], hparams: HParams) -> None:
+    """Print the characters of the setting ``symbols`` that are in none of ``clips``."""
+    used = {i for clip in clips for i in clip.ids}
+    unused = [c for i, c in enumerate(hparams.symbols, start=1) if i not in used]
+    if unused and clips:
+        more = f" and {len(unused) - 10:,} more" if len(unused) > 10 else ""
+        print(
+            f"note: setting symbols: {' '.join(map(repr, unused[:10]))}{more}: in no training text "
+            f"after {', '.join(hparams.text_cleaners)}, so this run does not train "
+            f"{'them' if len(unused) > 1 else 'it'}"
         )
 
 
@@ -228,14 +271,7 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
         UserError: the file is missing, unreadable or cut off, of another sampling rate, not mono,
             or shorter than one window of the mel.
     """
-    try:
-        stamp = get_stamp(path)
-        header = soundfile.info(path)
-        promised, present = _data_bytes(path)
-    except OSError:
-        raise UserError(f"{path}: no such file; fix its line, or set data_dir") from None
-    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a .raw file
-        raise UserError(f"{path}: not a readable sound file ({error}); replace it") from None
+    header, stamp = check_header(path)
     # Reflection at both ends needs more than half an FFT.
     least = max(hparams.win_length, hparams.filter_length // 2 + 1)
     if header.samplerate != hparams.sampling_rate:
@@ -245,15 +281,30 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
         problem = f"{header.channels} channels; mix it down to mono"
     elif header.format not in ("WAV", "WAVEX", "FLAC"):  # in others a cut may go unnoticed
         problem = f"is {header.format}; convert it to wav or flac"
-    elif promised > present:  # libsndfile reads what is there
-        counts = f"its header says {promised:,} bytes of samples, but it has {present:,}"
-        problem = f"cut off: {counts}; copy or convert it again, or remove the line"
     elif header.frames < least:
         fix = f"remove the line, or use a clip of {least} samples or more"
         problem = f"{header.frames} samples, too short for a mel; {fix}"
     else:
         return header.frames, stamp
     raise UserError(f"{path}: {problem}")
+
+
+def check_header(path: str) -> tuple[Any, Stamp]:
+    """What soundfile knows of a sound file of any kind, and its stamp. Raises :class:`UserError`
+    if it is missing, unreadable or cut off."""
+    try:
+        stamp = get_stamp(path)
+        header = soundfile.info(path)
+        promised, present = _data_bytes(path)
+    except OSError:
+        raise UserError(f"{path}: no such file; fix its line, or set data_dir") from None
+    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a .raw file
+        raise UserError(f"{path}: not a readable sound file ({error}); replace it") from None
+    if promised > present:  # libsndfile reads what is there
+        counts = f"its header says {promised:,} bytes of samples, but it has {present:,}"
+        fix = "copy or convert it again, or remove the line"
+        raise UserError(f"{path}: cut off: {counts}; {fix}")
+    return header, stamp
 
 
 def _data_bytes(path: str) -> tuple[int, int]:

@@ -23,9 +23,11 @@ from clips import (
     Clip,
     Problem,
     check_samples,
+    check_text,
     read_clips,
     refuse,
     report_unknown_characters,
+    report_unused_symbols,
 )
 from distributed import RANK, WORLD_SIZE
 from hparams import HParams
@@ -41,7 +43,8 @@ MAX_SKIPPED = 0.01  # of a set's clips, with on_bad_clip=skip
 
 def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     """The training and the validation clips, checked: lists, texts, headers, and the samples of
-    those whose mels are not cached. Characters without a symbol are printed.
+    those whose mels are not cached. Characters without a symbol are printed, and symbols of no
+    text.
 
     Raises:
         UserError: all problems, one per line. With ``on_bad_clip=skip`` bad clips are printed and
@@ -69,6 +72,7 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
             f"{' and '.join(names)} list; use the folder that their paths start from"
         )
     report_unknown_characters(((clip.location, clip.text) for clip in train + val), hparams)
+    report_unused_symbols(train, hparams)
 
     cache = MelCache(hparams)
     train_problems += _too_long(train, hparams)
@@ -118,6 +122,21 @@ def _too_long(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
         )
         for clip in reported
     ]
+
+
+def texts_to_speak(hparams: HParams) -> list[list[int]]:
+    """Symbol ids of ``speak_texts``; none if ``speak_every`` is 0.
+
+    Raises:
+        UserError: one of them has nothing to speak, or cannot be read.
+    """
+    if not hparams.speak_every:
+        return []
+    report_unknown_characters((("setting speak_texts", t) for t in hparams.speak_texts), hparams)
+    try:
+        return [check_text(text, hparams) for text in hparams.speak_texts]
+    except UserError as error:
+        raise UserError(f"setting speak_texts: {error}") from None
 
 
 def data_fingerprint(*sets: Sequence[Clip]) -> str:

@@ -13,9 +13,11 @@ import difflib
 import inspect
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import batching
 from cli import UserError
+from text import alphabet, check_alphabet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,8 @@ class HParams:
     epochs: int = 220  # passes over the training set
     epochs_per_validation: int = 2  # validate every N epochs
     precise_batch_norm: int = 0  # also validate with batch norm's statistics of N batches; 0: off
+    speak_every: int = 0  # speak speak_texts at every Nth validation, and the last; 0: off
+    speak_texts: tuple[str, ...] = ("Speech appears, slowly.", "Is it clear now?")  # unseen ones
     epochs_per_checkpoint: int = 2  # save a checkpoint every N epochs
     checkpoint_minutes: float = 10.0  # also every N minutes, mid-epoch; 0 turns it off
     keep_checkpoints: int = 2  # how many of the newest checkpoints to keep, besides the best
@@ -37,10 +41,11 @@ class HParams:
     max_bad_steps: int = 10  # stop after N steps in a row with a non-finite loss or gradient
 
     # Data
-    data_dir: str = ""  # folder that relative paths in filelists start from; "": current folder
+    data_dir: str = ""  # folder that paths in filelists start from, or one a list, joined with +
     training_files: str = "filelists/ljspeech_train.txt"  # filelists, joined with +
     validation_files: str = "filelists/ljspeech_val.txt"  # filelists, joined with +
     text_cleaners: tuple[str, ...] = ("english_cleaners",)  # of text/cleaners.py, in this order
+    symbols: str = ""  # the alphabet's characters, or @FILE that has them; "": text/symbols.py
     on_bad_clip: str = "error"  # error: refuse to start; skip: leave out up to 1 % of the clips
     max_text_length: int = 500  # longest text allowed, in symbols
     cache_mels: bool = True  # keep computed mels on disk; False computes them every time
@@ -70,7 +75,7 @@ class HParams:
     batch_capacity_seconds: float = 0.0  # DBS: batch_capacity in seconds; 0: not set
 
     # Model
-    n_symbols: int = 148  # characters and phones in text/symbols.py
+    n_symbols: int = 148  # symbols with padding; if symbols is set, as many as it takes
     symbols_embedding_dim: int = 512  # features per symbol
     encoder_n_convolutions: int = 3  # convolutions in the encoder
     encoder_kernel_size: int = 5  # width of the encoder's convolutions, in symbols
@@ -106,7 +111,7 @@ class HParams:
         may_be_zero = {
             "seed", "num_workers", "batch_capacity", "batch_capacity_seconds", "mel_fmin",
             "weight_decay", "guided_attention_weight", "checkpoint_minutes",
-            "precise_batch_norm",
+            "precise_batch_norm", "speak_every",
         }  # fmt: skip
         checked_below = {"gate_threshold", "mel_fmax", *batching.STRATEGY_SETTINGS}
         for field in dataclasses.fields(self):
@@ -131,6 +136,14 @@ class HParams:
             ("batching_strategy", batching.STRATEGIES),
         ):
             self._require(name, getattr(self, name) in choices, f"use one of {', '.join(choices)}")
+        try:
+            check_alphabet(self.symbols)
+        except ValueError as error:
+            raise UserError(f"setting symbols: {error}") from None
+        if self.symbols.startswith("@"):
+            raise UserError("setting symbols: '@' names a file if it is first; put it further back")
+        least = len(alphabet(self.symbols))
+        self._require("n_symbols", self.n_symbols >= least, f"use {least} or more")
         try:
             batching.check_settings({n: getattr(self, n) for n in batching.STRATEGY_SETTINGS})
         except ValueError as error:
@@ -168,7 +181,7 @@ PRESETS = {
 # are compared by what they list.
 MAY_CHANGE = {
     "epochs", "epochs_per_validation", "precise_batch_norm", "epochs_per_checkpoint",
-    "checkpoint_minutes",
+    "checkpoint_minutes", "speak_every", "speak_texts",
     "keep_checkpoints", "max_bad_steps", "check_memory", "decoder", "data_dir",
     "training_files", "validation_files", "on_bad_clip", "max_text_length", "cache_mels",
     "mel_cache_dir", "num_workers", "gate_threshold", "max_decoder_steps", "ignore_layers",
@@ -258,12 +271,38 @@ def parse_overrides(overrides: str) -> dict[str, object]:
         if slip and slip[1] in fields and text[0] not in "'\"":
             raise UserError(f"--hparams: '{pair.strip()}': put a comma before '{slip[1]}='")
         values[name] = _parse(name, text, fields[name])
+    if "symbols" in values:
+        if values["symbols"].startswith("@"):
+            values["symbols"] = read_symbols(values["symbols"][1:])
+        values.setdefault("n_symbols", len(alphabet(values["symbols"])))
     return values
+
+
+def read_symbols(file: str) -> str:
+    """The characters in ``file`` without its line breaks, in order: an alphabet.
+
+    Raises:
+        UserError: it cannot be read, has no characters, or one that cannot be a symbol.
+    """
+    try:
+        characters = re.sub("[\r\n]", "", Path(file).read_bytes().decode("utf-8-sig"))
+        check_alphabet(characters)
+    except (OSError, ValueError) as error:
+        problem = str(error)
+        if isinstance(error, OSError):
+            problem = f"{error.strerror}; name a file that has the alphabet's characters"
+        elif isinstance(error, UnicodeDecodeError):
+            problem = f"byte {error.object[error.start]:#04x} is not UTF-8; save as UTF-8"
+        raise UserError(f"symbols=@{file}: {problem}") from None
+    if not characters:
+        raise UserError(f"symbols=@{file}: has no characters; write those of the language")
+    return characters
 
 
 def _split(text: str) -> list[str]:
     """Split at commas that are outside quotes and brackets."""
-    tokens = re.findall(r"""'[^']*'|"[^"]*"|.""", text)  # quoted text, or one character
+    # Quoted text, which a quote after a backslash does not end, or one character.
+    tokens = re.findall(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|.""", text)
     parts, depth = [""], 0
     for token in tokens:
         depth += (token in "[(") - (token in "])")
@@ -300,14 +339,16 @@ def _parse(name: str, text: str, kind: type) -> object:
 
 def format_overrides(settings: Mapping[str, object]) -> str:
     """``settings`` as :func:`parse_overrides` reads them."""
-    return ",".join(f"{name}={_quote(value)}" for name, value in settings.items())
+    return ",".join(f"{name}={quote(value)}" for name, value in settings.items())
 
 
-def _quote(value: object) -> str:
+def quote(value: object) -> str:
+    """A setting's value as :func:`parse_overrides` reads it."""
     if isinstance(value, tuple):
-        return f"[{','.join(map(_quote, value))}]"
+        items = ",".join(map(quote, value))
+        return items if len(value) == 1 else f"[{items}]"
     text = str(value)
-    return text if re.fullmatch(r"[\w@%+=:./~-]*", text) else repr(text)
+    return text if re.fullmatch(r"[\w@%+=:./~-]+", text) else repr(text)
 
 
 def _unquote(text: str) -> str:

@@ -21,6 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from cli import UserError
 from hparams import HParams
 from layers import griffin_lim
+from speech import Spoken
 
 # TensorBoard's tab Custom Scalars: what to look at first. Over epochs, so that strategies compare.
 CHARTS = {
@@ -151,7 +152,8 @@ class RunLogger:
     def log_samples(self, samples: dict[str, Sample], step: int, hparams: HParams) -> None:
         """Log pictures of clips, and audio of their predicted mels, by name to TensorBoard. Those
         of "sample" are also written to files. "other" is another clip each time; of the clips that
-        stay the same, audio of the target is logged once, at step 0, where no resume drops it.
+        stay the same, the text and audio of the target are logged once, at step 0, which no resume
+        drops.
         """
         frame, wavs = hparams.hop_length / hparams.sampling_rate, {}  # seconds
         for name, sample in samples.items():
@@ -166,7 +168,10 @@ class RunLogger:
                     imsave(self.sample_dir / f"{kind}.png", pixels)
                 self.tensorboard.add_image(f"{name}/{kind}", pixels, step, dataformats="HWC")
             sounds = {"predicted": (sample.mel_postnet, step)}
-            if name != "other" and not self.has_targets:
+            if name == "other":
+                self.tensorboard.add_text(f"{name}/text", sample.text, step)
+            elif not self.has_targets:
+                self.tensorboard.add_text(f"{name}/text", sample.text, 0)
                 sounds["target"] = sample.mel, 0
             for kind, (mel, x) in sounds.items():
                 sound = griffin_lim(mel, hparams)
@@ -175,11 +180,26 @@ class RunLogger:
                     wav = io.BytesIO()  # Python writes the file: its errors say what is wrong
                     soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
                     wavs[kind] = wav.getvalue()
-            self.tensorboard.add_text(f"{name}/text", sample.text, step)
         self.tensorboard.flush()
         for kind, wav in wavs.items():  # once TensorBoard has them: target.wav says that it does
             (self.sample_dir / f"{kind}.wav").write_bytes(wav)
         self.has_targets = True
+
+    def log_speech(self, i: int, spoken: Spoken, step: int, hparams: HParams) -> None:
+        """Log the free-running speech of text ``i`` to TensorBoard and to ``sample/step_STEP_I``,
+        counted from 1."""
+        name, text = f"speech/{i + 1}", hparams.speak_texts[i]
+        stem = self.sample_dir / f"step_{step:08d}_{i + 1}"
+        frame = hparams.hop_length / hparams.sampling_rate  # seconds
+        pixels = render(draw_alignment(spoken.alignment, text, frame))
+        imsave(f"{stem}.png", pixels)
+        sound, wav = griffin_lim(spoken.mel, hparams), io.BytesIO()
+        soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
+        Path(f"{stem}.wav").write_bytes(wav.getvalue())
+        self.tensorboard.add_image(f"{name}/alignment", pixels, step, dataformats="HWC")
+        self.tensorboard.add_audio(f"{name}/audio", sound, step, hparams.sampling_rate)
+        self.tensorboard.add_text(f"{name}/text", text, step)
+        self.tensorboard.flush()
 
     def close(self) -> None:
         self.metrics.close()

@@ -459,8 +459,8 @@ class Tacotron2(nn.Module):
             model = Tacotron2.from_checkpoint("runs/first/checkpoint_best.pt")
 
         Args:
-            path: a checkpoint of train.py, or of NVIDIA's code.
-            hparams: the settings of a checkpoint that holds none, as NVIDIA's:
+            path: a checkpoint of train.py, export.py, NVIDIA's code or torchaudio's.
+            hparams: the settings of a checkpoint that holds none, as NVIDIA's and torchaudio's:
                 ``create_hparams(preset="nvidia")``.
             changes: settings to change, such as ``gate_threshold=0.3``.
 
@@ -472,6 +472,10 @@ class Tacotron2(nn.Module):
         state = load_checkpoint(path)
         if "hparams" in state:
             hparams = saved_hparams(state, path)
+            if changes.get("symbols", hparams.symbols) != hparams.symbols:
+                raise UserError(
+                    f"setting symbols: {path} was trained with other ones; leave it out"
+                )
         elif hparams is None:
             raise UserError(
                 f"{path}: holds no settings; give them, for NVIDIA's checkpoints by "

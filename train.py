@@ -59,6 +59,7 @@ from logger import NoLogger, RunLogger
 from loss_function import Tacotron2Loss
 from mel_cache import open_mels
 from model import Tacotron2
+from speech import speak
 from validation import precise_batch_norm, validate, warn_of_collapse
 
 
@@ -160,6 +161,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     if resuming:
         checkpoint.refuse_other_data(state, data, source)
         checkpoint.refuse_other_processes(state, progress, source)
+    texts = data_utils.texts_to_speak(hparams)
     sampler = data_utils.training_sampler(train_clips, hparams)
     if note := data_utils.batching_note(sampler, hparams):
         print(f"note: {note}")
@@ -426,6 +428,10 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             if validated:
                 stop.check()
                 logger.log_samples(samples, progress.step, hparams)
+                n_validations = progress.epoch // hparams.epochs_per_validation
+                if texts and (is_last or n_validations % hparams.speak_every == 0):
+                    for i, spoken in speak(model, texts if distributed.RANK == 0 else []):
+                        logger.log_speech(i, spoken, progress.step, hparams)
     except Stopped as stopped:
         path = save()
         print(

@@ -7,6 +7,8 @@ from itertools import chain
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -15,7 +17,7 @@ from cli import StopSignals, progress_bar
 from data_utils import VALIDATION_SEED, Batch, MelDataset, collate
 from device import full_precision
 from distributed import RANK, WORLD_SIZE, gathered, take_buffers
-from layers import kept_buffers
+from layers import kept_buffers, length_mask
 from loaders import loaded
 from logger import Sample
 from loss_function import Tacotron2Loss, alignment_scores
@@ -46,6 +48,7 @@ def validate(
     take_buffers(model)
     device, clips = next(model.parameters()).device, loader.dataset.clips
     longest = max(range(len(clips)), key=lambda i: clips[i].n_frames)
+    hop_seconds = model.hparams.hop_length / model.hparams.sampling_rate
     sums, counts, samples, problems = defaultdict(float), defaultdict(int), {}, []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(VALIDATION_SEED)
@@ -68,6 +71,7 @@ def validate(
             diagonality, focus = alignment_scores(
                 output.alignment, batch.text_lengths, batch.mel_lengths
             )
+            stop_error = stop_errors(output.gate, batch.mel_lengths, model.gate_threshold)
             n_clips, n_padded = len(batch.indices), batch.gate.numel()
             n_real = int(batch.mel_lengths.sum())
             scalars = {  # the sum over this batch's clips or frames, and their number
@@ -78,6 +82,7 @@ def validate(
                 "masked_loss": (loss.masked.item() * n_real, n_real),
                 "diagonality": (diagonality.sum().item(), n_clips),
                 "focus": (focus.sum().item(), n_clips),
+                "stop_error": (stop_error.sum().item() * hop_seconds, n_clips),
             }
             for name, (total, count) in scalars.items():
                 sums[name] += total
@@ -101,6 +106,14 @@ def validate(
         for name in all_sums[0]
     }
     return means, dict(ChainMap(*all_samples))
+
+
+def stop_errors(gate: Tensor, mel_lengths: Tensor, threshold: float) -> Tensor:
+    """Frames (B,) between each clip's last frame and the first whose stop probability exceeds
+    ``threshold``; 1 if it never does. ``gate`` (B, T_out) are logits."""
+    opens = (torch.sigmoid(gate) > threshold) | ~length_mask(mel_lengths, gate.size(1))
+    opens = F.pad(opens, (0, 1), value=True)
+    return (opens.int().argmax(1) - (mel_lengths - 1)).abs()
 
 
 @contextmanager

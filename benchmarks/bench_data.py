@@ -31,7 +31,7 @@ from layers import MelSpectrogram
 from loaders import open_loader
 from mel_cache import open_mels
 from scripts.lengths import ljspeech_lengths
-from scripts.prepare_ljspeech import read_corpus
+from scripts.prepare_corpus import read_corpus
 
 
 def write_noise(corpus: Path, n_samples: Iterable[int]) -> None:
@@ -78,7 +78,7 @@ def walk(loader: DataLoader, speed: float = math.inf) -> tuple[float, float]:
 def main() -> None:
     parser = ArgumentParser(description="Time data loading.")
     add = parser.add_argument
-    add("--corpus", type=Path, metavar="DIR", help="in LJSpeech's layout (default: noise)")
+    add("--corpus", type=Path, metavar="DIR", help="corpus of one speaker (default: noise)")
     add("--clips", type=positive, default=600, metavar="N", help="how many (%(default)s)")
     add(
         "--workers",

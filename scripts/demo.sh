@@ -10,7 +10,7 @@ source scripts/venv.sh
 echo "== 600 clips of 0.4 to 4 seconds, with LJSpeech's spread of lengths"
 "$PYTHON" scripts/make_demo_corpus.py data/demo --clips 600 --duration_scale 0.4
 [ -f filelists/demo_val.txt ] ||
-    "$PYTHON" scripts/prepare_ljspeech.py --corpus data/demo --name demo > /dev/null
+    "$PYTHON" scripts/prepare_corpus.py data/demo --name demo > /dev/null
 
 # Small, with frames of 25 ms, a high learning rate and guided attention: it learns in minutes.
 settings="data_dir=data/demo,training_files=filelists/demo_train.txt,\

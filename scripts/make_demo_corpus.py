@@ -2,6 +2,7 @@
 
     python scripts/make_demo_corpus.py corpus --clips 300 --duration_scale 0.4
     python scripts/make_demo_corpus.py corpus --clips 13100       # LJSpeech's size: 3.8 GB
+    python scripts/make_demo_corpus.py german --voice de --transcripts texts.txt
 
 Writes wavs/ID.wav (22,050 Hz, mono, 16 bit), as long as LJSpeech's, and metadata.csv. The same
 arguments give the same bytes, with any number of workers.
@@ -12,6 +13,7 @@ under the BSD 3-Clause licence: nothing else here may import this program.
 
 import argparse
 import ctypes
+import difflib
 import hashlib
 import importlib.metadata
 import itertools
@@ -24,8 +26,10 @@ import signal
 import sys
 import threading
 import wave
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +42,7 @@ from files import locked, replacing, require_space
 SAMPLING_RATE = 22050  # Hz, espeak-ng's own
 ENGINE = "espeakng-loader==0.2.4"
 CHUNK = 64  # clips per process
+VOICE = "en-us"
 WORDS_PER_MINUTE = 145  # 15 characters a second, as LJSpeech's speaker reads
 PADDING = (0.005, 0.039, 0.080)  # seconds of noise around the speech: least, usual, most
 SILENCE = 16  # 16-bit steps; anything quieter is cut off at both ends
@@ -192,10 +197,29 @@ def draw_durations(n_clips: int, seed: int, scale: float) -> list[int]:
     return samples
 
 
+def find_voice(data: Path, voice: str) -> str:
+    """The engine's name of ``voice``, which is a language or a file of one, such as de or en-gb,
+    and perhaps + and a variant. Raises :class:`UserError` if the engine's ``data`` lacks either:
+    the engine itself passes over a variant that it lacks."""
+    base, plus, variant = voice.partition("+")
+    files = sorted(path for path in data.glob("lang/**/*") if path.is_file())
+    names = {}
+    for path in files:
+        for language in re.findall(r"^language\s+(\S+)", path.read_text("utf-8"), re.MULTILINE):
+            names.setdefault(language.lower(), path.name)
+    names |= {path.name.lower(): path.name.lower() for path in files}
+    variants = [path.name for path in data.glob("voices/!v/*")]
+    for part, known in ((base.lower(), [*names]), *([(variant, variants)] if plus else [])):
+        if part not in known:
+            near = ", ".join(difflib.get_close_matches(part, known, n=8, cutoff=0))
+            raise UserError(f"--voice {voice}: has no '{part}'; use one like {near}")
+    return names[base.lower()] + plus + variant
+
+
 class Engine:
     """espeak-ng. What it has said changes what it says next."""
 
-    def __init__(self) -> None:
+    def __init__(self, voice: str = VOICE) -> None:
         try:
             import espeakng_loader
 
@@ -203,8 +227,9 @@ class Engine:
             data = espeakng_loader.get_data_path()
             # 2: AUDIO_OUTPUT_SYNCHRONOUS, in buffers of 500 ms; 0x8000: report errors, do not exit.
             rate = self._lib.espeak_Initialize(2, 500, os.fsencode(data), 0x8000)
-            if rate != SAMPLING_RATE or self._lib.espeak_SetVoiceByName(b"en-us") != 0:
-                raise RuntimeError(f"{data}: no voice en-us here (150 characters at most)")
+            name = find_voice(Path(data), voice).encode()
+            if rate != SAMPLING_RATE or self._lib.espeak_SetVoiceByName(name) != 0:
+                raise RuntimeError(f"{data}: no voice {voice} here (150 characters at most)")
         except (ImportError, OSError, RuntimeError) as error:
             raise UserError(f"{error}; pip install --force-reinstall {ENGINE}") from None
         pointer = ctypes.c_void_p
@@ -231,11 +256,21 @@ class Engine:
         return samples[loud[0] : loud[-1] + 1] if len(loud) else samples
 
 
-def speak_to_length(engine: Engine, n_samples: int, rng: random.Random) -> tuple[str, np.ndarray]:
+def measure_pace(voice: str) -> float:
+    """How long a voice takes to say something, over the time that the default one takes."""
+    rng, engine = random.Random(0), Engine(voice)
+    texts = [write(seconds, rng) for seconds in range(1, 9)]
+    n_samples = sum(len(engine.say(text, WORDS_PER_MINUTE)) for text in texts)
+    return n_samples / SAMPLING_RATE / sum(map(reading_seconds, texts))
+
+
+def speak_to_length(
+    engine: Engine, n_samples: int, rng: random.Random, pace: float
+) -> tuple[str, np.ndarray]:
     """A text and its speech, which fills ``n_samples`` with padding."""
     least, usual, most = (round(seconds * SAMPLING_RATE) for seconds in PADDING)
-    while True:
-        text, rate = write((n_samples - usual) / SAMPLING_RATE, rng), WORDS_PER_MINUTE
+    for _ in range(300):  # two or three will do, as a rule
+        text, rate = write((n_samples - usual) / SAMPLING_RATE / pace, rng), WORDS_PER_MINUTE
         for _ in range(4):
             speech = engine.say(text, rate)
             if least <= n_samples - len(speech) <= most:
@@ -243,16 +278,20 @@ def speak_to_length(engine: Engine, n_samples: int, rng: random.Random) -> tuple
             rate = round(rate * len(speech) / (n_samples - usual))
             if abs(rate - WORDS_PER_MINUTE) > 10:
                 break
+    seconds = f"{n_samples / SAMPLING_RATE:.1f} s"
+    raise UserError(f"the voice finds no text of {seconds}; give --transcripts, or another --voice")
 
 
-def make_chunk(wavs: Path, seed: int, chunk: list[tuple[str, int | str]]) -> str:
+def make_chunk(
+    wavs: Path, seed: int, voice: str, pace: float, chunk: list[tuple[str, int | str]]
+) -> str:
     """Make the wavs of pairs of an ID and either samples or a text; their lines of metadata.csv."""
-    engine, lines = Engine(), ""
+    engine, lines = Engine(voice), ""
     for clip_id, wanted in chunk:
         rng = random.Random(f"{seed} {clip_id}")
         if isinstance(wanted, int):
             n_samples = wanted
-            text, speech = speak_to_length(engine, n_samples, rng)
+            text, speech = speak_to_length(engine, n_samples, rng, pace)
         else:
             text, speech = wanted, engine.say(wanted, WORDS_PER_MINUTE + rng.randint(-5, 5))
             if not len(speech):
@@ -281,25 +320,28 @@ def follow_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def make_clips(wavs: Path, seed: int, clips: dict[str, int | str], workers: int) -> str:
-    """Make all wavs, ``workers`` processes at a time; the content of metadata.csv."""
+def make_clips(wavs: Path, clips: dict[str, int | str], args: argparse.Namespace) -> str:
+    """Make all wavs, in several processes at a time; the content of metadata.csv."""
     context = multiprocessing.get_context("forkserver")
 
-    def make(chunk: list[tuple[str, int | str]]) -> str:
+    def call(function: Callable, *arguments: object) -> object:
         # A new process each, for an engine that has said nothing yet.
         with ProcessPoolExecutor(1, context, initializer=follow_parent) as process:
-            return process.submit(make_chunk, wavs, seed, chunk).result()
+            return process.submit(function, *arguments).result()
 
+    # 1 for the default voice: its corpora are as they were before there were others.
+    pace = call(measure_pace, args.voice) if args.voice != VOICE else 1.0
+    make = partial(call, make_chunk, wavs, args.seed, args.voice, pace)
     items = list(clips.items())
     chunks = [items[i : i + CHUNK] for i in range(0, len(items), CHUNK)]
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(args.workers) as pool:
         made = pool.map(make, chunks)
         return "".join(progress_bar(made, total=len(chunks), unit="clip", unit_scale=CHUNK))
 
 
 def make_corpus(args: argparse.Namespace) -> None:
     """Make the corpus that the arguments ask for, unless it is there already."""
-    Engine()  # refuses a missing one early
+    Engine(args.voice)  # refuses a missing one early
     folder, digest = args.output_dir, None
     if args.transcripts is None:
         lengths = draw_durations(args.clips, args.seed, args.duration_scale)
@@ -317,7 +359,7 @@ def make_corpus(args: argparse.Namespace) -> None:
         "duration_scale": args.duration_scale,
         "transcripts_sha256": digest,
     }
-    record = json.dumps(record)
+    record = json.dumps(record | ({"voice": args.voice} if args.voice != VOICE else {}))
     arguments, metadata, wavs = folder / "corpus.json", folder / "metadata.csv", folder / "wavs"
     names = {path.name for path in folder.glob("*")} - {"lock"}
     held = min(names, default=record)
@@ -334,7 +376,7 @@ def make_corpus(args: argparse.Namespace) -> None:
                 arguments.write_text(record + "\n")
                 metadata.unlink(missing_ok=True)
                 wavs.mkdir(exist_ok=True)
-                lines = make_clips(wavs, args.seed, clips, args.workers)
+                lines = make_clips(wavs, clips, args)
                 with replacing(metadata) as file:
                     file.write(lines.encode())
                 (folder / "lock").unlink()
@@ -359,6 +401,8 @@ def main(argv: list[str] | None = None) -> None:
     times = "multiply LJSpeech's durations, 1.1 to 10.1 s, by 0.35 to 3.0 (default 1.0)"
     add("--duration_scale", type=float, default=1.0, metavar="X", help=times)
     add("--transcripts", type=Path, metavar="FILE", help="speak these ID|text lines instead")
+    voice = "espeak-ng's, with a variant if you like, as de, en-gb or en-us+f3 (default en-us)"
+    add("--voice", default=VOICE, help=voice)
     add("--workers", type=positive, default=os.cpu_count() or 1, help="processes (default: cores)")
     args = parser.parse_args(argv)
     if args.transcripts and (args.clips, args.duration_scale) != (300, 1.0):

@@ -27,6 +27,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ import data_utils
 from batching import BatchStatistics, batch_statistics
 from checkpoint import load_newest
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
-from clips import Clip, numbered_lines
+from clips import Clip, data_folders, numbered_lines
 from device import choose_device
 from files import locked, require_space
 from hparams import AUDIO, MAY_CHANGE, PRESETS, HParams, format_overrides, parse_overrides
@@ -54,13 +55,13 @@ from scripts.paper import (
     experiment_name,
     experiment_settings,
 )
-from scripts.prepare_ljspeech import read_corpus, split, write_filelist
+from scripts.prepare_corpus import read_corpus, split, write_filelist
 from scripts.runs import difference, label, load_run, load_settings
 
 ROOT = Path(os.path.relpath(Path(__file__).resolve().parent.parent))
 LJSPEECH = ROOT / "data/LJSpeech-1.1"
 RESERVED = {*BATCHING, "seed", "epochs", "training_files", "validation_files"}  # for --hparams
-NOT_SWEPT = RESERVED | MAY_CHANGE | {*AUDIO, "text_cleaners"}  # losses would not compare
+NOT_SWEPT = RESERVED | MAY_CHANGE | {*AUDIO, "text_cleaners", "symbols"}  # losses would not compare
 CAPACITIES = ("batch_capacity", "batch_capacity_seconds")
 
 
@@ -134,7 +135,7 @@ def parse_args() -> argparse.Namespace:
     parser = ArgumentParser(prog="run_all.sh", description=__doc__.partition("\n")[0])
     # fmt: off
     add = parser.add_argument
-    add("--corpus", metavar="DIR", help="corpus in LJSpeech's layout, split 80:20 (default: "
+    add("--corpus", metavar="DIR", help="corpus of one speaker, split 80:20 (default: "
         f"{LJSPEECH}, or if that is missing a corpus made with espeak-ng)")
     add("--train", metavar="LIST", help="training filelist, instead of --corpus")
     add("--val", metavar="LIST", help="validation filelist, with --train")
@@ -187,7 +188,13 @@ def choose_data(args: argparse.Namespace) -> dict[str, str]:
     """The settings that name the data, with filelists in the output folder for all its runs."""
     hparams = HParams(**args.settings)
     if args.train:
-        data_dir, lists = hparams.data_dir, [read_lines(args.train), read_lines(args.val)]
+        data_dir = hparams.data_dir
+        folders = [data_folders(names, hparams) for names in (args.train, args.val)]
+        if len({*folders[0], *folders[1]}) == 1:
+            folders = [], []
+        else:  # a run has one list of each set, whose paths then start with their folders
+            data_dir = ""
+        lists = [read_lines(args.train, folders[0]), read_lines(args.val, folders[1])]
     else:
         data_dir = args.corpus or LJSPEECH
         if not args.corpus and not LJSPEECH.exists():
@@ -196,7 +203,7 @@ def choose_data(args: argparse.Namespace) -> dict[str, str]:
             data_dir = ROOT / f"data/demo{n_clips}"
             if status := call("scripts/make_demo_corpus.py", data_dir, "--clips", n_clips):
                 sys.exit(status)  # it has printed the reason
-        lists = split(read_corpus(Path(data_dir), hparams), 0.8, seed=0)
+        lists = split(read_corpus(Path(data_dir), hparams), data_dir, 0.8, seed=0)
     total = sum(map(len, lists)) or 1
     started = any(args.output.glob("*/*/hparams.json"))
     files = [str(args.output / "filelists" / name) for name in ("train.txt", "val.txt")]
@@ -212,10 +219,13 @@ def choose_data(args: argparse.Namespace) -> dict[str, str]:
     return {"data_dir": str(data_dir), "training_files": train, "validation_files": val}
 
 
-def read_lines(filelists: str) -> list[str]:
-    """The lines of filelists joined with +."""
-    files = map(str.strip, filelists.split("+"))
-    return [line.strip() for file in files for _, line in numbered_lines(file)]
+def read_lines(filelists: str, folders: Sequence[str] = ()) -> list[str]:
+    """The lines of filelists joined with +, each after its list's folder, if there are any."""
+    lines = []
+    for name, folder in itertools.zip_longest(filelists.split("+"), folders, fillvalue=""):
+        numbered = numbered_lines(name.strip())
+        lines += [os.path.join(folder, line.strip()) for _, line in numbered]
+    return lines
 
 
 def select_parameters(args: argparse.Namespace, lengths: list[int]) -> None:
@@ -275,7 +285,10 @@ def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
                 raise UserError(f"{other}: {values}; give the same, or another --output")
         batches = batch_statistics(lengths, data_utils.training_sampler(train, hparams).plan)
         base = vars(args.base)
-        changes = {k: v for k, v in vars(hparams).items() if v != base[k] or k in RESERVED}
+        named = (
+            RESERVED | {"n_symbols"} if hparams.symbols else RESERVED
+        )  # not as many as they take
+        changes = {k: v for k, v in vars(hparams).items() if v != base[k] or k in named}
         overrides, title = format_overrides(changes), f"{name}, seed {seed}"
         jobs.append(Job(title, folder, overrides, hparams, batches, start, first_epoch, done))
     return jobs

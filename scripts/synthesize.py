@@ -1,71 +1,285 @@
-"""Speak text with a trained model, by Griffin-Lim.
+"""Speak text with a trained model, by Griffin-Lim, or predict the mels of clips for a vocoder.
 
     python scripts/synthesize.py -c runs/first/checkpoint_best.pt "Good morning." "And you?"
+    python scripts/synthesize.py -c runs/first/checkpoint_best.pt -i sentences.txt -o speech
+    python scripts/synthesize.py -c runs/first/checkpoint_best.pt -o mels \\
+        --teacher_forced filelists/ljspeech_train.txt
 
 Writes 1.wav, 1.png (the alignment), 1.npy (the log-mel, n_mels x frames, for a vocoder), 2.wav, ...
+A text file has a sentence a line, or id|text, which names the files ID.wav and so on; without
+texts or -i, it is read from standard input. Long texts are split at the ends of sentences. The exit
+status is 1 if a text never stopped.
+
+--teacher_forced predicts each frame of a clip from the true ones before it: ID.npy for ID.wav, with
+n_samples // hop_length frames, as HiFi-GAN's fine-tuning reads them. Run it again after a stop, and
+it goes on.
 """
 
+import argparse
+import hashlib
+import io
+import json
+import re
 import sys
-import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import soundfile
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cli import ArgumentParser, UserError, exit_on_user_error
-from clips import check_text, report_unknown_characters
-from files import make_folder
-from hparams import create_hparams, parse_overrides
+from cli import ArgumentParser, UserError, exit_on_user_error, positive, progress_bar
+from clips import check_text, load_clips, report_unknown_characters
+from data_utils import MelDataset, collate
+from files import make_folder, replacing, require_space
+from hparams import AUDIO, HParams, create_hparams
 from layers import griffin_lim
 from logger import draw_alignment
+from mel_cache import open_mels
 from model import Tacotron2
+from speech import Spoken, load_model, speak
+from text import clean_text
+
+BATCH_SIZE = 16  # clips, with --teacher_forced
+PAUSE = 0.25  # seconds between the pieces of a long text
+SILENT = float(np.log(1e-5))  # the lowest value of a log-mel
+RECORD = "speech.json"  # in the output folder: whose files it has
+
+
+class Text(NamedTuple):
+    """A text to speak."""
+
+    name: str  # of its files, without a suffix
+    text: str
+    location: str  # for messages
+
+
+def read_texts(args: argparse.Namespace) -> list[Text]:
+    """The texts of the arguments, else of a file or standard input.
+
+    Raises:
+        UserError: there are none, or an ID cannot name files or is used twice.
+    """
+    if args.text:
+        return [Text(str(i), text, f"text {i}") for i, text in enumerate(args.text, 1)]
+    path = "standard input" if args.input in (None, "-") else args.input
+    try:
+        content = sys.stdin.buffer.read() if path != args.input else Path(path).read_bytes()
+        lines = content.decode("utf-8-sig").split("\n")
+    except OSError as error:
+        raise UserError(f"-i {path}: {error.strerror}; give a file of texts") from None
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: is not UTF-8; save it as UTF-8") from None
+    texts, used = [], {}
+    for number, line in enumerate(lines, 1):
+        name, bar, text = line.strip().partition("|")
+        if not name and not bar:
+            continue
+        if not bar:
+            name, text = str(len(texts) + 1), name
+        location = f"{path}:{number}"
+        if not re.fullmatch(r"[\w-][\w.-]{0,99}", name) or "|" in text:
+            fix = "write id|text, the id with letters, digits, _, - and . (not first), up to 100"
+            raise UserError(f"{location}: {line.strip()[:60]!r}: {fix}")
+        # In lower case, since some disks do not tell A.wav from a.wav.
+        if (other := used.setdefault(name.lower(), location)) != location:
+            raise UserError(f"{location}: the id '{name}' is on {other} too; use each once")
+        texts.append(Text(name, text.strip(), location))
+    if not texts:
+        raise UserError(f"{path}: has no text; give texts as arguments, or a sentence a line")
+    return texts
+
+
+def split_text(text: str, longest: int) -> list[str]:
+    """A cleaned text; if it is longer than ``longest`` characters, its sentences; those that are
+    still longer cut at commas, and at last between words."""
+    pieces = [text]
+    # Cleaned text has no abbreviations or decimals left, but initials.
+    sentence = r"(?<!\b\w\.)(?<=[.?!…])\s+|(?<=[。！？])"
+    for end in (sentence, r"(?<=[,;:，；])\s*|\s+[-–—]+\s+"):
+        parts = (re.split(end, piece) if len(piece) > longest else [piece] for piece in pieces)
+        pieces = [part for piece in parts for part in piece]
+    words = rf"\S.{{0,{longest - 1}}}(?!\S)|\S{{1,{longest}}}"
+    return [part for piece in pieces for part in re.findall(words, piece)]
+
+
+def symbols_of(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
+    """Symbol ids of each piece of a text.
+
+    Raises:
+        UserError: the text has nothing to speak, or cannot be read.
+    """
+    pieces = []
+    try:
+        check_text(text.text, hparams)
+        for piece in split_text(
+            clean_text(text.text, hparams.text_cleaners, hparams.symbols), longest
+        ):
+            try:
+                pieces.append(check_text(piece, hparams))
+            except UserError:  # nothing but punctuation, or half of {phones}
+                if re.search("[{}]", piece):
+                    raise UserError(
+                        f"text '{text.text[:60]}' would be split within {{phones}}; write a "
+                        "full stop before them, or raise --split"
+                    ) from None
+    except UserError as error:
+        raise UserError(f"{text.location}: {error}") from None
+    return pieces
+
+
+def join(pieces: Sequence[Spoken], hop_seconds: float) -> Spoken:
+    """The pieces of a text, with pauses between them."""
+    n, n_mels = round(PAUSE / hop_seconds), pieces[0].mel.size(0)
+    mels, alignments = [pieces[0].mel], [pieces[0].alignment]
+    for piece in pieces[1:]:
+        mels += [torch.full((n_mels, n), SILENT), piece.mel]
+        alignments += [torch.zeros(n, 0), piece.alignment]
+    stopped = all(piece.stopped for piece in pieces)
+    return Spoken(torch.cat(mels, 1), torch.block_diag(*alignments), stopped)
+
+
+def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
+    """Speak texts; exit with status 1 if one of them never stops."""
+    hparams, texts = model.hparams, read_texts(args)
+    hop_seconds = hparams.hop_length / hparams.sampling_rate
+    ids = [symbols_of(text, hparams, args.split) for text in texts]
+    report_unknown_characters(((text.location, text.text) for text in texts), hparams)
+    suffixes = args.format, "npy", "png"
+    claim(
+        args.output_dir,
+        {"kind": "speech"},
+        [f"{text.name}.{s}" for text in texts for s in suffixes],
+    )
+    where = [(i, j) for i, pieces in enumerate(ids) for j in range(len(pieces))]
+    spoken = [dict.fromkeys(range(len(pieces))) for pieces in ids]  # in order, None until spoken
+    lines, cut_off = [""] * len(texts), []
+    outputs = speak(model, [ids[i][j] for i, j in where], args.seed)
+    for k, piece in progress_bar(outputs, "speaking", len(where)):
+        i, j = where[k]
+        spoken[i][j] = piece
+        if None in spoken[i].values():
+            continue
+        whole, spoken[i] = join([*spoken[i].values()], hop_seconds), {}
+        name, text, _ = texts[i]
+        write_speech(args.output_dir / name, whole, text, args.format, hparams)
+        seconds = whole.mel.size(1) * hop_seconds
+        lines[i] = f"{args.output_dir / name}.{args.format}: {seconds:.1f} s"
+        if not whole.stopped:
+            cut_off.append(i)
+            lines[i] += ", cut off: it never stopped (train longer, or lower gate_threshold)"
+        elif seconds < 0.05:
+            lines[i] += (
+                ", nothing to hear: it stopped at once (train longer, or raise gate_threshold)"
+            )
+    print(*lines, sep="\n")
+    if cut_off:
+        names = ", ".join(texts[i].name for i in sorted(cut_off))
+        print(f"{len(cut_off)} of {len(texts)} never stopped: {names}")
+        sys.exit(1)
+
+
+def write_speech(stem: Path, spoken: Spoken, text: str, kind: str, hparams: HParams) -> None:
+    """Write the audio, the mel and a picture of the alignment to ``stem`` with their suffixes."""
+    audio, mel, picture = (io.BytesIO() for _ in range(3))
+    soundfile.write(audio, griffin_lim(spoken.mel, hparams), hparams.sampling_rate, format=kind)
+    np.save(mel, spoken.mel.numpy())
+    hop_seconds = hparams.hop_length / hparams.sampling_rate
+    draw_alignment(spoken.alignment, text, hop_seconds).savefig(picture, format="png")
+    for suffix, content in ((kind, audio), ("npy", mel), ("png", picture)):
+        with replacing(Path(f"{stem}.{suffix}")) as file:
+            file.write(content.getvalue())
+
+
+@torch.inference_mode()
+def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
+    """Write each clip's mel, predicted with teacher forcing, unless it is there already."""
+    hparams, folder = model.hparams, args.output_dir
+    clips = sorted(load_clips(args.teacher_forced, hparams), key=lambda clip: clip.n_frames)
+    locations = {}
+    for clip in clips:
+        name = Path(clip.path).stem
+        if (other := locations.setdefault(name.lower(), clip.location)) != clip.location:
+            fix = "export the lists into folders of their own"
+            raise UserError(f"{clip.location}: {other} has a clip of the same name, {name}; {fix}")
+    paths = [folder / f"{Path(clip.path).stem}.npy" for clip in clips]
+    # A batch is predicted again unless all of it is there: dropout depends on the whole batch.
+    starts = [
+        i
+        for i in range(0, len(clips), BATCH_SIZE)
+        if not all(path.exists() for path in paths[i : i + BATCH_SIZE])
+    ]
+    n_bytes = sum(4 * hparams.n_mel_channels * clip.n_frames for clip in clips)
+    require_space(folder, n_bytes * len(starts) * BATCH_SIZE / len(clips), "choose another -o")
+    digest = hashlib.sha256(args.checkpoint.read_bytes()).hexdigest()
+    claim(folder, {"kind": "teacher_forced", "checkpoint": digest, "seed": args.seed}, paths)
+    dataset = MelDataset(clips, open_mels(clips, hparams))
+    for start in progress_bar(starts, "predicting mels", unit="batch"):
+        torch.manual_seed(args.seed + start)
+        items = [dataset[i] for i in range(start, min(start + BATCH_SIZE, len(clips)))]
+        batch = collate(items).to(next(model.parameters()).device)
+        mels = model(batch).mel_postnet.cpu().numpy()
+        for i, mel in zip(batch.indices, mels, strict=True):
+            with replacing(paths[i]) as file:
+                np.save(file, mel[:, : clips[i].n_frames - 1])  # the last has no whole hop after it
+    print(f"{folder}: mels of {len(clips):,} clips, {len(starts)} batches of them new")
+
+
+def claim(folder: Path, record: dict[str, str | int], paths: Sequence[str | Path]) -> None:
+    """Make the output folder, and write in it whose files it has.
+
+    Raises:
+        UserError: ``paths`` would overwrite files that are not of this program, or of another
+            checkpoint's mels.
+    """
+    make_folder(folder)
+    path = folder / RECORD
+    held = json.loads(path.read_text()) if path.exists() else None
+    present = next((name for name in paths if (folder / name).exists()), None)
+    if held != record and (held or present):
+        what = f"holds {held}, not {record}" if held else f"has a {Path(present).name} of its own"
+        raise UserError(f"{folder}: {what}; give another -o")
+    with replacing(path) as file:
+        file.write(json.dumps(record).encode())
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(description="Speak text with a trained model.")
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = ArgumentParser(description=__doc__, formatter_class=as_written)
     add = parser.add_argument
-    add("text", nargs="+", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
-    add("-c", "--checkpoint", required=True, type=Path, help="from train.py, or NVIDIA's")
+    add("text", nargs="*", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
+    add("-i", "--input", metavar="FILE", help="a file of texts; -: standard input")
+    add("-c", "--checkpoint", required=True, type=Path, help="of train.py, export.py or NVIDIA's")
     add("-o", "--output_dir", type=Path, default=Path("runs/speech"), help="(default %(default)s)")
+    add("--format", choices=("wav", "flac"), default="wav", help="of the audio (default wav)")
+    longest = (
+        "split texts of more characters (default %(default)s; the longest of LJSpeech has 187)"
+    )
+    add("--split", type=positive, default=150, metavar="N", help=longest)
+    mels = "instead: predict the mels of these clips, to fine-tune a vocoder on"
+    add("--teacher_forced", metavar="LIST", help=mels)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="such as gate_threshold=0.3")
     add("--seed", type=int, default=0, help="seed of the prenet's dropout (default %(default)s)")
     args = parser.parse_args(argv)
+    if sum(map(bool, (args.text, args.input, args.teacher_forced))) > 1:
+        raise UserError("give texts, or -i FILE, or --teacher_forced LIST, not two of them")
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    nvidia, changes = create_hparams(preset="nvidia"), parse_overrides(args.hparams)
-    model = Tacotron2.from_checkpoint(args.checkpoint, device, nvidia, **changes)
-    hparams, texts = model.hparams, []
-    for text in args.text:
-        try:
-            texts.append(torch.tensor(check_text(text, hparams)))
-        except UserError as error:
-            raise UserError(f"argument {error}") from None
-    report_unknown_characters((("argument", text) for text in args.text), hparams)
-    make_folder(args.output_dir)
-
-    torch.manual_seed(args.seed)
-    lengths = torch.tensor([len(ids) for ids in texts])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # texts that never stop are reported below
-        output = model.inference(pad_sequence(texts, batch_first=True).to(device), lengths)
-    frame_seconds = hparams.hop_length / hparams.sampling_rate
-    for i, text in enumerate(args.text):
-        n, path = int(output.mel_lengths[i]), args.output_dir / str(i + 1)
-        mel = output.mel_postnet[i, :, :n].cpu()
-        alignment = output.alignment[i, :n, : lengths[i]].cpu()
-        soundfile.write(f"{path}.wav", griffin_lim(mel, hparams), hparams.sampling_rate)
-        np.save(f"{path}.npy", mel.numpy())
-        draw_alignment(alignment, text, frame_seconds).savefig(f"{path}.png")
-        note = ""
-        if not output.stopped[i]:
-            note = ", cut off: it never stopped (train longer, or lower gate_threshold)"
-        elif n * frame_seconds < 0.05:
-            note = ", nothing to hear: it stopped at once (train longer, or raise gate_threshold)"
-        print(f"{path}.wav: {n * frame_seconds:.1f} s{note}")
+    model = load_model(args.checkpoint, args.hparams)
+    nvidia = create_hparams(preset="nvidia")
+    others = [f"{k}={v}" for k in AUDIO if (v := getattr(model.hparams, k)) != getattr(nvidia, k)]
+    if others:
+        print(
+            f"note: the mels have {', '.join(others)}; published HiFi-GAN and WaveGlow models need "
+            "those of --preset nvidia, given to train.py"
+        )
+    if args.teacher_forced:
+        predict_mels(model, args)
+    else:
+        synthesize(model, args)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from conftest import NO_DROPOUT
+from conftest import NO_DROPOUT, write_tone
 
 import model
-from benchmarks import bench_data, bench_step, gpu_report
+from benchmarks import bench_data, bench_griffin_lim, bench_step, gpu_report
 from benchmarks.bench_step import Trainer, noise_batch, open_pool, take_step
 from benchmarks.soak import MODEL
 from cli import UserError
@@ -114,7 +114,23 @@ def test_bench_data_times_every_part(bench):
     assert torch.get_num_threads() == threads
 
 
+def test_bench_griffin_lim_measures_both_presets(bench, tmp_path, monkeypatch):
+    """Phases of more iterations are closer; a tone is nearly recovered."""
+    monkeypatch.setattr(bench_griffin_lim, "ITERATIONS", (1, 30))
+    monkeypatch.setattr(bench_griffin_lim, "MOMENTA", (0,))
+    write_tone(tmp_path / "tone.wav", 0.3)
+    printed = bench(bench_griffin_lim, f"{tmp_path}/tone.wav")
+    rows = [
+        line.split("|") for line in printed.splitlines() if re.match(r"\| (paper|nvidia)", line)
+    ]
+    assert len(rows) == 2 * 8
+    for preset in ("paper", "nvidia"):
+        few, many = (float(row[7]) for row in rows if preset in row[1] and " 0 " in row[5])
+        assert 0 < many < few < 1
+
+
 REFUSED = [
+    (bench_griffin_lim, "none.wav", r"none\.wav: cannot be read \(.*\); name wav files"),
     (bench_step, "--rounds 0", "--rounds: 0: .* 1 or more"),
     (bench_step, "--batch_sizes 2 0", "--batch_sizes: 0: .* 1 or more"),
     (bench_step, "--hparams n=1", "unknown setting 'n'"),
@@ -122,7 +138,7 @@ REFUSED = [
     (bench_step, "--hparams precision=fp32", "'precision' is given twice"),
     (bench_step, "--implementations fast", "invalid choice: 'fast'"),
     (bench_step, "--batches 3", "--batches .*--epoch"),
-    (bench_data, "--corpus nowhere", "nowhere/metadata.csv: no such file"),
+    (bench_data, "--corpus nowhere", "nowhere: no such folder"),
     (bench_data, "--clips 0", "--clips: 0: .* 1 or more"),
     (bench_data, "--clips 15", "--clips 15: use 16 or more"),
     (bench_data, "--workers -1", "num_workers=-1: use 0 or more"),

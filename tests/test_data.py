@@ -1,3 +1,4 @@
+import math
 import multiprocessing
 import os
 import shutil
@@ -107,6 +108,19 @@ def test_mels_are_librosas_and_griffin_lim_inverts_them(preset):
     assert (again - ours[:, : again.size(1)]).abs().mean() < 0.3
 
 
+@pytest.mark.parametrize("preset", ["nvidia", "paper"])
+def test_griffin_lim_takes_what_an_untrained_model_says(preset):
+    """Any numbers, of any number of frames. It is always the same sound."""
+    hparams, nan = create_hparams(preset=preset), math.nan
+    for n_frames in (0, 1, 2, 3, 9):
+        for level in (0.0, -1e9, 1e9, math.inf, nan):
+            mel = torch.randn(80, n_frames)
+            mel[1::2] += level
+            samples = griffin_lim(mel, hparams)
+            assert len(samples) == max(n_frames - 1, 0) * hparams.hop_length
+            assert (np.abs(samples) <= 1).all() and (griffin_lim(mel, hparams) == samples).all()
+
+
 def test_griffin_lim_takes_little_memory_with_large_pages():
     """10 seconds of sound, in a process like the one that trains: less than 300 MB."""
     program = """
@@ -140,6 +154,68 @@ def test_what_a_filelist_may_have(corpus, hparams, capsys):
     assert f"{corpus}/train.txt:1: the third field, 'LJ'," in third and "in 2 of 3 lines" in third
     for line, character in zip(characters, ("'[' (U+005B)", "']' (U+005D)"), strict=True):
         assert f"{corpus}/train.txt:1: {character} has no symbol" in line and "in 2 texts" in line
+
+
+def test_another_alphabet_is_checked_and_what_it_lacks_or_never_uses_is_noted(
+    corpus, hparams, capsys
+):
+    hparams = replace(hparams, text_cleaners=("basic_cleaners",), symbols=" !5БЖабиой\u0301")
+    (corpus / "val.txt").write_text("8.wav|й б\n9.wav|и\u0306 5\n", encoding="utf-8")
+    train = "0.wav|БОЙ!\n1.wav|55\n2.wav|иа ґ\n"
+    clips = load_list(hparams, train)
+    assert [clip.ids for clip in clips] == [[7, 9, 10, 2], [3, 3], [8, 6, 1]]
+    unknown, unused = capsys.readouterr().out.splitlines()
+    assert f"{corpus}/list.txt:3: 'ґ' (U+0491) has no symbol and is left out; change " in unknown
+    assert unknown.endswith("or add it to the setting symbols")
+    assert unused == (
+        "note: setting symbols: 'Б' 'Ж' '\u0301': in no training text after basic_cleaners, so "
+        "this run does not train them"
+    )
+    for text, problem in (
+        ("!! ґ", "text '!! ґ' has nothing to speak once cleaned; fix or remove it"),
+        ("бой {B}", "'{B}' at character 5 of the text: braces hold ARPAbet, which this alphabet "),
+    ):
+        with pytest.raises(UserError) as error:
+            load_list(hparams, f"{train}3.wav|{text}\n")
+        assert str(error.value).startswith(f"{corpus}/list.txt:4: {problem}")
+
+
+def test_each_list_may_have_a_folder_of_its_own(corpus, hparams, monkeypatch):
+    """Clips with the same path in both folders are told apart, also in the mel cache; the
+    fingerprint does not depend on where they are."""
+    monkeypatch.chdir(corpus)
+    lists = {"a": ("0", "1", "2"), "b": ("0", "1", "2"), "va": ("3",), "vb": ("3",)}
+    for name, stems in lists.items():
+        Path(f"{name}.txt").write_text("".join(f"{stem}.wav|tone {stem}\n" for stem in stems))
+    for folder, shift in (("one", 0), ("other", 4)):
+        Path(folder).mkdir()
+        for i in range(4):
+            shutil.move(f"{i + shift}.wav", f"{folder}/{i}.wav")
+    names = {"training_files": "a.txt+ b.txt", "validation_files": "va.txt+vb.txt"}
+    several = replace(hparams, data_dir="one + other", **names)
+    train, val = load_data(several)
+    paths = [f"{folder}/{i}.wav" for folder in ("one", "other") for i in range(3)]
+    assert [clip.path for clip in train] == paths
+    assert [clip.path for clip in val] == ["one/3.wav", "other/3.wav"]
+    assert [clip.location for clip in train[2:4]] == ["a.txt:3", "b.txt:1"]
+    mels = open_mels([*train, *val], several)
+    lengths = [soundfile.info(clip.path).frames // several.hop_length + 1 for clip in train]
+    assert [len(mels(clip)) for clip in train] == lengths and lengths[:3] != lengths[3:]
+    assert not mel_cache.MelCache(several).missing([*train, *val])
+
+    Path("all.txt").write_text("".join(f"{path}|tone {path[-5]}\n" for path in paths))
+    merged = replace(several, data_dir="", training_files="all.txt")
+    Path("va.txt").write_text("one/3.wav|tone 3\n")
+    Path("vb.txt").write_text("other/3.wav|tone 3\n")
+    assert data_utils.data_fingerprint(*load_data(merged)) == data_utils.data_fingerprint(
+        train, val
+    )
+    os.rename("one", "one + other")  # then that is the name of one folder
+    with pytest.raises(UserError, match=r"va\.txt:1: one \+ other/one/3.wav: no such file"):
+        load_data(several)
+    Path("va.txt").write_text("3.wav|tone 3\n")
+    one = replace(several, training_files="a.txt", validation_files="va.txt")
+    assert [clip.path for clip in load_data(one)[0]] == [f"one + other/{i}.wav" for i in range(3)]
 
 
 @pytest.fixture
@@ -230,8 +306,9 @@ def test_everything_that_is_wrong_is_in_one_report(corpus, bad_wavs, hparams, ca
     [
         ("data_dir", "/none", "setting data_dir=/none: no such folder; use the corpus's"),
         ("data_dir", "cache", "setting data_dir=cache: has none of the clips that "),
+        ("data_dir", "cache+none", "setting data_dir=cache+none: no such folder none; use the cor"),
+        ("data_dir", "+cache", "setting data_dir=+cache: 2 folders; give one for all, or"),
         ("text_cleaners", ("none",), "setting text_cleaners: "),
-        ("n_symbols", 99, "setting n_symbols=99: use 148 or more"),
         ("mel_cache_dir", "0.wav", "0.wav: cannot be written (File exists); set mel_cache_dir to"),
         ("training_files", "no.txt", "filelist 'no.txt': No such file or directory; scripts/prep"),
         ("training_files", "", "filelist '': Is a directory; scripts/prepare_ljspeech"),

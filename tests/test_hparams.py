@@ -44,14 +44,53 @@ def test_values_as_users_write_them():
     assert type(create_hparams(overrides).learning_rate) is float
 
 
+AWKWARD = " ,;='\"\\[]()äß\u0301\u200cज"
+
+
 @given(
-    TEXT.filter(lambda text: not {"'", '"'} <= set(text)),
-    st.lists(st.text("a', []", min_size=1)).map(tuple),
+    TEXT | st.text("a" + AWKWARD),
+    st.lists(st.text("a', []\"\\", min_size=1)).map(tuple),
+    st.permutations(AWKWARD).map("".join),
 )
-def test_every_setting_survives_being_written_and_parsed(path, layers):
+def test_every_setting_survives_being_written_and_parsed(path, layers, symbols):
     nvidias = create_hparams(preset="nvidia")
-    hparams = dataclasses.replace(nvidias, data_dir=path, ignore_layers=layers)
+    changes = {"data_dir": path, "ignore_layers": layers, "symbols": symbols}
+    hparams = dataclasses.replace(nvidias, **changes)
     assert create_hparams(format_overrides(dataclasses.asdict(hparams))) == hparams
+
+
+# An alphabet
+
+
+def test_a_symbol_file_is_read_with_the_setting_and_the_embedding_follows(tmp_path):
+    file = tmp_path / "a, b.txt"
+    file.write_bytes("\ufeff 'ab\r\näß@\n\n".encode())
+    hparams = create_hparams(f"symbols='@{file}'")
+    assert (hparams.symbols, hparams.n_symbols) == (" 'abäß@", 8)
+    assert create_hparams(f"n_symbols=9,symbols='@{file}'").n_symbols == 9
+    assert create_hparams("seed=1", base=hparams) == dataclasses.replace(hparams, seed=1)
+    assert create_hparams("symbols=", base=hparams) == HParams()
+    assert create_hparams("symbols=äöü") == HParams(symbols="äöü", n_symbols=4)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "No such file or directory; name a file that has"),
+        (b"", "has no characters; write those of the language"),
+        (b"\xef\xbb\xbf\r\n", "has no characters"),
+        ("aä".encode("latin-1"), "byte 0xe4 is not UTF-8; save as UTF-8"),
+        (b"abc\na", "'a' (U+0061) is there twice; keep one"),
+        (b"ab_", "'_' (U+005F) is the padding, which every alphabet has; leave it out"),
+        (b"a\tb", r"'\t' (U+0009) is a control character or the like; leave it out"),
+    ],
+)
+def test_a_bad_symbol_file_is_refused_in_one_line(tmp_path, content, problem):
+    file = tmp_path / "symbols.txt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=f"^{re.escape(f'symbols=@{file}: {problem}')}.*$"):
+        create_hparams(f"symbols=@{file}")
 
 
 REFUSED = {
@@ -73,6 +112,11 @@ REFUSED = {
     ),
     "p_prenet_dropout=1": "p_prenet_dropout=1.0: a dropout rate is in [0, 1)",
     "batching_strategy=SORTED": "use one of RAND, SB, SSB, BKT, ATS",
+    "n_symbols=99": "setting n_symbols=99: use 148 or more",
+    "symbols=abc,n_symbols=3": "setting n_symbols=3: use 4 or more",
+    "symbols=aba": "setting symbols: 'a' (U+0061) is there twice; keep one",
+    "symbols='a\\n'": r"setting symbols: '\n' (U+000A) is a control character",
+    "symbols='a\"": "unbalanced quotes",
     "precision=fp16": "use one of fp32, tf32, bf16",
     "hop_length=4000": "hop_length=4000: use at most win_length=1102",
     "mel_fmax=12000": "mel_fmax=12000.0: use a value above mel_fmin=0.0 up to",

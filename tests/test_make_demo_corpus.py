@@ -1,5 +1,6 @@
 """The demo corpus: LJSpeech's layout and durations, the same bytes in every run, refusals."""
 
+import json
 import os
 import random
 import re
@@ -93,6 +94,36 @@ def test_given_transcripts_are_spoken(tmp_path):
         assert seconds == pytest.approx(demo.reading_seconds(text), rel=0.25)
 
 
+def test_another_voice_speaks_clips_of_the_same_lengths(corpus, tmp_path):
+    """Also a British one, whose file has another name, and a variant, which is slow."""
+    sounds = []
+    for voice in ("en-us", "en-gb", "en-us+Marco"):
+        call(f"{tmp_path}/{voice} --clips 4 --duration_scale 0.5 --voice {voice}")
+        paths = sorted(Path(tmp_path, voice).glob("wavs/*"))
+        lengths = [soundfile.info(path).frames for path in paths]
+        assert lengths == demo.draw_durations(4, seed=0, scale=0.5)
+        record = json.loads(Path(tmp_path, voice, "corpus.json").read_text())
+        assert record.get("voice", "en-us") == voice
+        sounds.append(paths[0].read_bytes())
+    assert len({*sounds}) == 3
+    assert "voice" not in json.loads((corpus / "corpus.json").read_text())
+    with pytest.raises(UserError, match=r"en-gb: holds .*, not .*; use another folder"):
+        call(f"{tmp_path}/en-gb --clips 4 --duration_scale 0.5")
+
+
+def test_other_languages_are_spoken(tmp_path, monkeypatch):
+    """One that reads letter by letter in another language takes longer."""
+    Path(tmp_path, "texts").write_text("a|Größere Straßen führen über die Brücke.\n")
+    seconds = {}
+    for voice in ("de", "es", "ja"):
+        call(f"{tmp_path}/{voice} --transcripts {tmp_path}/texts --voice {voice}")
+        seconds[voice] = soundfile.info(tmp_path / voice / "wavs/a.wav").duration
+    assert 2 < seconds["de"] < 4 and seconds["ja"] > 1.5 * seconds["de"] != seconds["es"]
+    monkeypatch.setattr(demo, "write", lambda *_: "Go.")
+    with pytest.raises(UserError, match=r"no text of 0\.2 s; give --transcripts, or another --voi"):
+        demo.speak_to_length(demo.Engine("ja"), 5000, random.Random(0), pace=1.0)
+
+
 def test_batches_pad_as_ljspeechs_do_at_any_scale():
     """12.5 ms frames, base batch size 16: RAND pads 32.0 %, SB next to nothing."""
     rng = np.random.default_rng(0)
@@ -123,6 +154,10 @@ def test_texts_use_all_letters_and_many_words():
         ("x --duration_scale nan", "", "--duration_scale nan: use 0.35 to 3"),
         ("x --transcripts bad --clips 3", "", "--transcripts: .*not.* with --clips"),
         ("x --transcripts bad --duration_scale 2", "", "--transcripts: .*not.*--duration_scale"),
+        ("x --voice nosuch", "", "--voice nosuch: has no 'nosuch'; use one like .*, en-.*"),
+        ("x --voice en-us+f33", "", r"--voice en-us\+f33: has no 'f33'; use one like f3, "),
+        ("x --voice en-us+", "", r"--voice en-us\+: has no ''"),
+        ("x --voice ../en", "", "--voice ../en: has no '../en'; use one like .*en"),
         ("x --transcripts t", "", "--transcripts t: No such file .* give"),
         ("bad/x", "", "bad/x: .*Not a directory.*another folder"),
         (".", "", "holds bad, .*another folder"),

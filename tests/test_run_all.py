@@ -303,6 +303,7 @@ def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
         ("--sweep=batch_size=2,4", "--sweep batch_size=2,4: leave batch_size out of --hparams"),
         ("--sweep=seed=1,2", "runs with another seed do not compare; sweep batch_size or the like"),
         ("--sweep=hop_length=64,128", "runs with another hop_length do not compare; sweep batch"),
+        ("--sweep=symbols=ab,abc", "runs with another symbols do not compare; sweep batch_size or"),
         ("--sweep=lrf=1,2 --sweep=lrf=3,4", "is not the only --sweep; give one at a time"),
         (
             "--sweep=lrf=1,2 --only=RAND SSB",
@@ -313,7 +314,7 @@ def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
             "no effect on SSB; --only may have SB-DBS SSB",
         ),
         ("--sweep=batch_capacity=9,999", "above the batch capacity of 9 (and 14 more clips); set "),
-        ("--corpus=gone", "gone/metadata.csv: no such file; give the folder that holds it"),
+        ("--corpus=gone", "gone: no such folder; give the corpus's"),
         ("--train=gone --val=gone --limit=10 --corpus=", "filelist 'gone': No such file or direct"),
         (f"--hparams={TINY}batch_size=64", "train.txt has 16 clips; use at most 16"),
         (f"--hparams={TINY}batch_size=2,precision=tf32", "tf32: needs an NVIDIA GPU"),
@@ -357,9 +358,24 @@ def test_limited_lists_keep_their_proportion_and_order(tmp_path, monkeypatch):
     assert train == sorted(set(train)) != Path("a").read_text().split()
 
 
+def test_lists_of_several_folders_become_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(name).mkdir()
+        for part in ("train", "val"):
+            Path(f"{part}_{name}").write_text(f"{part}.wav|one\n/{name}.wav|two\n")
+    given = "--train=train_a+train_b", "--val=val_a+val_b", "--hparams=data_dir=a+b"
+    data = run_all.choose_data(parse(*given, "--output=out"))
+    assert data["data_dir"] == ""
+    lines = "a/{0}.wav|one /a.wav|two b/{0}.wav|one /b.wav|two"
+    for part in ("train", "val"):
+        assert Path(f"out/filelists/{part}.txt").read_text().split() == lines.format(part).split()
+
+
 def test_a_capacity_is_for_the_dynamic_experiments_alone(tmp_path):
     assert parse().settings["mel_cache_dir"] == str(run_all.ROOT / "mel_cache")
     overrides = 'batch_capacity=900,ignore_layers=[a,b],mel_cache_dir="it\'s, here"'
+    overrides += r""",symbols=' ab\'"',n_symbols=148"""  # more than it takes
     args = parse("--output", str(tmp_path), "--hparams", overrides)
     jobs = run_all.make_jobs(args, [SimpleNamespace(n_frames=n) for n in [20, 30, 40, 50] * 40])
     assert len(jobs) == 10

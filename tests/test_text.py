@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text import clean_text, sequence_to_text, symbols, text_to_sequence, unknown_characters
+from text import (
+    check_alphabet,
+    clean_text,
+    sequence_to_text,
+    symbols,
+    text_to_sequence,
+    unknown_characters,
+)
 
-ENGLISH = ["english_cleaners"]
+ENGLISH, BASIC = ["english_cleaners"], ["basic_cleaners"]
 ANY_CHARACTER = st.characters(exclude_categories=())  # lone surrogates too
 # Random Unicode seldom makes a number; these characters often do.
 ANY_TEXT = st.text(ANY_CHARACTER) | st.text("0123459,.-/ $£€¥%°#{}'stndrh_kmbH²½٣\n")
@@ -95,6 +102,70 @@ BAD_BRACES = {
 def test_bad_braces_are_named(text, function):
     with pytest.raises(ValueError, match=f"^{BAD_BRACES[text]}$"):
         function(text, ENGLISH)
+
+
+@pytest.mark.parametrize(
+    ("alphabet", "text", "read", "unknown"),
+    [
+        (" abgioruüß!", "ÜBRIG   groß,\naß!", "übrig groß aß!", ","),
+        (" aeloruü", "A\u0308 U\u0308ber", " üer", "Äb"),  # written with combining diaereses
+        (" ẹ\u0301a", "Ẹ\u0301 e\u0323\u0301", "ẹ\u0301 ẹ\u0301", ""),  # NFC has no such character
+        (" абвё", "А Бе\u0308 Ё г_{}", "а бё ё ", "г_{}"),
+        ("ασ", "ΑΣ Σα", "ασα", "ς "),  # Σ is ς at the end of a word
+        ("aB@5", "aAbB@5", "aa@5", "b"),  # cleaned texts have no B, and @ is no phone
+        ("नमस्ते", "नमस्ते", "नमस्ते", ""),
+    ],
+)
+def test_another_alphabet(alphabet, text, read, unknown):
+    ids = text_to_sequence(text, BASIC, alphabet)
+    assert ids == [1 + alphabet.index(character) for character in read]
+    assert sequence_to_text([*ids, 0], alphabet) == read + "_"
+    assert unknown_characters(text, BASIC, alphabet) == set(unknown)
+
+
+def test_the_default_alphabet_composes_nothing():
+    assert text_to_sequence("Mu\u0308ller", BASIC) == text_to_sequence("muller", BASIC)
+
+
+@given(st.text(ANY_CHARACTER.filter(lambda c: c not in "{}")) | st.text("ΑΣασςéÉe\u0301İiI ab"))
+@pytest.mark.parametrize("alphabet", ["ασé ", "i\u0307b", "AB"])
+def test_another_alphabet_leaves_nothing_out_unreported(alphabet, text):
+    ids = text_to_sequence(text, BASIC, alphabet)
+    assert all(1 <= i <= len(alphabet) for i in ids)
+    if not unknown_characters(text, BASIC, alphabet):
+        assert sequence_to_text(ids, alphabet) == clean_text(text, BASIC, alphabet)
+
+
+def test_another_alphabet_has_no_arpabet():
+    message = r"^'{HH AY1}' at character 5 .*: braces hold ARPAbet, .* write it in letters, or "
+    for function in (text_to_sequence, clean_text, unknown_characters):
+        with pytest.raises(ValueError, match=message):
+            function("Say {HH AY1}", BASIC, "Say ")
+    with pytest.raises(ValueError, match=r"^5 is not a symbol id; use 0 to 4$"):
+        sequence_to_text([5], "Say ")
+
+
+@pytest.mark.parametrize(
+    ("characters", "problem"),
+    [
+        ("aba", "'a' (U+0061) is there twice; keep one"),
+        ("aoa\u0308o\u0308", "'a' (U+0061) is there twice; keep one, and write letters with their"),
+        ("a_", "'_' (U+005F) is the padding"),
+        ("a{", "'{' (U+007B) encloses ARPAbet"),
+        ("a\t", "'\\t' (U+0009) is a control character or the like; leave it out"),
+        ("a\u2028", "'\\u2028' (U+2028) is a control"),
+        ("a\ud800", "'\\ud800' (U+D800) is a control"),
+        ("\u212b", "'\u212b' (U+212B) is 'Å' in texts, by NFC; use that"),
+    ],
+)
+def test_what_cannot_be_a_symbol(characters, problem):
+    with pytest.raises(ValueError, match=f"^{re.escape(problem)}"):
+        check_alphabet(characters)
+
+
+def test_what_can_be_a_symbol():
+    for characters in ("", " abc", "ẹ\u0301", "م\u200cن", "नमस्ते", "ひらがな,。", "'\"\\[(@"):
+        check_alphabet(characters)
 
 
 def test_unknown_cleaners_and_ids_are_named():

@@ -109,7 +109,7 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings, run, monke
         assert all([sound.step for sound in curves.Audio(tag)] == steps for tag in tags)
     for clip, n_texts in zip(clips, (1, 1, 2), strict=True):
         texts = curves.Tensors(f"{clip}/text/text_summary")
-        assert len({event.tensor_proto.string_val[0] for event in texts}) == n_texts
+        assert len(texts) == len({event.tensor_proto.string_val[0] for event in texts}) == n_texts
     for tags in chain(*(charts.values() for charts in logger.CHARTS.values())):
         assert all(any(re.match(tag, name) for name in curves.Tags()["scalars"]) for tag in tags)
     assert "custom_scalars__config__" in curves.Tags()["tensors"]
@@ -253,6 +253,51 @@ def test_warm_start_takes_weights_but_not_the_ignored_ones(tmp_path, run, first,
         assert not torch.allclose(old[left], new[left])
     mels = "hop_length=256,win_length=1024,filter_length=1024"
     assert run("nvidia", mels, *options, "--preset", "nvidia") == 0
+
+
+def test_the_alphabet_is_saved_with_the_run_and_stays_with_its_weights(
+    tmp_path, settings, run, corpus, capsys
+):
+    """The file is read once; all that starts from the checkpoint has its characters."""
+    for path in (corpus / "train.txt", corpus / "val.txt"):
+        text = path.read_text().replace("tone", "grüße").replace("wav|a", "wav|Ä")
+        path.write_text(text, encoding="utf-8")
+    file, other = corpus / "symbols.txt", corpus / "other.txt"
+    file.write_text(" aefghlmnorstwßäü", encoding="utf-8")
+    other.write_text(" aefghlmnorstwßäé", encoding="utf-8")
+    settings += f"text_cleaners=basic_cleaners,symbols=@{file},"
+    run("first", settings + "epochs=1")
+    assert "note: " not in capsys.readouterr().out
+    file.unlink()
+    saved = json.loads((tmp_path / "first" / "hparams.json").read_text())
+    assert (saved["symbols"], saved["n_symbols"]) == (" aefghlmnorstwßäü", 18)
+    path = checkpoints(tmp_path / "first")[0]
+    assert weights(tmp_path / "first")["embedding.weight"].shape == (18, 8)
+    assert run("first", "epochs=2", "--resume") == 0
+    run("second", "epochs=2", "-c", str(path))
+    assert losses(tmp_path / "second") == losses(tmp_path / "first")[3:]
+
+    shown = "symbols is ' aefghlmnorstwßäü' in the run, ' aefghlmnorstwßäé' in this call"
+    has = f"setting symbols: {path} has an embedding for other ones; leave the setting out, or "
+    for change, options, message in (
+        ("", ("first", "--resume"), f"{checkpoints(tmp_path / 'first')[0]}: {shown}; leave them"),
+        ("", ("third", "-c", str(path)), has),
+        ("ignore_layers=[decoder],", ("third", "-c", str(path), "--warm_start"), has),
+    ):
+        name, *options = options
+        with pytest.raises(UserError, match=f"^{re.escape(message)}.*$"):
+            run(name, f"{change}epochs=3,symbols=@{other}", *options)
+    unlearnt = f"epochs=1,learning_rate=1e-12,symbols=@{other}"
+    run("third", unlearnt, "-c", str(path), "--warm_start")
+    printed = capsys.readouterr().out
+    assert "'ü' (U+00FC) has no symbol and is left out" in printed
+    assert (
+        "note: setting symbols: 'é': in no training text after basic_cleaners, so this run"
+        in printed
+    )
+    old, new = load_checkpoint(path)["state_dict"], weights(tmp_path / "third")
+    for name, same in (("embedding.weight", False), ("decoder.attention_rnn.weight_hh", True)):
+        assert torch.allclose(old[name], new[name]) == same
 
 
 def test_nvidias_checkpoints_need_a_preset(tmp_path, settings, run, first):

@@ -1,98 +1,119 @@
 """Text to symbol ids and back.
 
     ids = text_to_sequence("She plays the {B EY1 S} drum.", ["english_cleaners"])
+    ids = text_to_sequence("Schöne Grüße!", ["basic_cleaners"], symbols=" !eghnrscöüß")
 
 Text in braces is ARPAbet (CMUdict's phones, separated by spaces) and skips the cleaners.
+``symbols`` are the characters of another alphabet, which has no ARPAbet: the first is symbol 1,
+after the padding. Accents and their letters are then one character wherever Unicode has it (NFC).
 The package stands alone: it needs only Unidecode and inflect.
 """
 
+import functools
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
 from .cleaners import CLEANERS
-from .symbols import ARPABET_MARK, PAD, PHONES, arpabet, symbols
+from .symbols import ARPABET_MARK, PAD, PHONES, alphabet, arpabet, check_alphabet, symbols
 
-__all__ = ["clean_text", "sequence_to_text", "symbols", "text_to_sequence", "unknown_characters"]
-
-_id_of = {symbol: i for i, symbol in enumerate(symbols)}
-_readable = {symbol for symbol in symbols if len(symbol) == 1} - {PAD}
+__all__ = [
+    "alphabet",
+    "check_alphabet",
+    "clean_text",
+    "sequence_to_text",
+    "symbols",
+    "text_to_sequence",
+    "unknown_characters",
+]
 
 # Empty braces are ordinary (and unknown) characters.
 _BRACES = re.compile(r"\{\s*([^{}\s][^{}]*)\}")
 
 
-def text_to_sequence(text: str, cleaners: Sequence[str]) -> list[int]:
+def text_to_sequence(text: str, cleaners: Sequence[str], symbols: str = "") -> list[int]:
     """Symbol ids of the cleaned ``text``. Characters without a symbol are dropped silently;
     :func:`unknown_characters` lists them.
 
     Raises:
-        ValueError: an unknown cleaner, an unknown phone in braces, or an unbalanced brace.
+        ValueError: an unknown cleaner, an unknown phone in braces, phones with another alphabet,
+            or an unbalanced brace.
     """
-    sequence = []
-    for characters, phones in _pieces(text):
-        sequence += [_id_of[c] for c in _clean(characters, cleaners) if c in _readable]
-        sequence += [_id_of[ARPABET_MARK + phone] for phone in phones]
+    id_of, sequence = _ids(symbols), []
+    for characters, phones in _pieces(text, symbols):
+        sequence += [id_of[c] for c in _clean(characters, cleaners, symbols) if c in id_of]
+        sequence += [id_of[ARPABET_MARK + phone] for phone in phones]
     return sequence
 
 
-def sequence_to_text(sequence: Iterable[int]) -> str:
+def sequence_to_text(sequence: Iterable[int], symbols: str = "") -> str:
     """``sequence`` as text: phones in braces, padding as ``_``.
 
     Raises:
         ValueError: a number that is not a symbol id.
     """
-    text = ""
+    text, symbol_of = "", alphabet(symbols)
     for i in sequence:
-        if not 0 <= i < len(symbols):
-            raise ValueError(f"{i} is not a symbol id; use 0 to {len(symbols) - 1}")
-        symbol = symbols[i]
-        text += f"{{{symbol[1:]}}}" if symbol.startswith(ARPABET_MARK) else symbol
+        if not 0 <= i < len(symbol_of):
+            raise ValueError(f"{i} is not a symbol id; use 0 to {len(symbol_of) - 1}")
+        symbol = symbol_of[i]
+        text += symbol if len(symbol) == 1 else f"{{{symbol.removeprefix(ARPABET_MARK)}}}"
     return text.replace("}{", " ")
 
 
-def clean_text(text: str, cleaners: Sequence[str]) -> str:
+def clean_text(text: str, cleaners: Sequence[str], symbols: str = "") -> str:
     """``text`` after the named cleaners, in order; ARPAbet is kept as written.
 
     Raises:
-        ValueError: an unknown cleaner, an unknown phone in braces, or an unbalanced brace.
+        ValueError: as :func:`text_to_sequence`.
     """
     cleaned = ""
-    for characters, phones in _pieces(text):
-        cleaned += _clean(characters, cleaners)
+    for characters, phones in _pieces(text, symbols):
+        cleaned += _clean(characters, cleaners, symbols)
         cleaned += f"{{{' '.join(phones)}}}" if phones else ""
     return cleaned
 
 
-def unknown_characters(text: str, cleaners: Sequence[str]) -> set[str]:
+def unknown_characters(text: str, cleaners: Sequence[str], symbols: str = "") -> set[str]:
     """Characters of ``text`` that :func:`text_to_sequence` drops, as written in ``text``: those
     without a symbol after cleaning, and those that a cleaner removes.
 
-    Accents and invisible formatting do not count: removing them loses no sound.
+    Accents and invisible formatting do not count where a cleaner removes them: no sound is lost.
 
     Raises:
-        ValueError: an unknown cleaner, an unknown phone in braces, or an unbalanced brace.
+        ValueError: as :func:`text_to_sequence`.
     """
-    unknown = set()
-    for characters, _ in _pieces(text):
-        left_out = set(_clean(characters, cleaners)) - _readable
-        for character in set(characters) - _readable:
-            alone = _clean(character, cleaners)
+    unknown, known = set(), _ids(symbols)
+    for characters, _ in _pieces(text, symbols):
+        left_out = set(_clean(characters, cleaners, symbols)) - known.keys()
+        if symbols:
+            characters = unicodedata.normalize("NFC", characters)
+        explained = set()
+        for character in set(characters) - known.keys():
+            alone = _clean(character, cleaners, symbols)
             silent = not alone and unicodedata.category(character) not in ("Mn", "Me", "Cf")
             if silent or not left_out.isdisjoint(alone):
                 unknown.add(character)
+                explained.update(alone)
+        unknown |= left_out - explained  # as cleaned: Σ is σ alone, but ς at the end of a word
     return unknown
 
 
-def _clean(text: str, cleaners: Sequence[str]) -> str:
+@functools.cache
+def _ids(symbols: str) -> dict[str, int]:
+    """The id of each symbol that texts can have."""
+    return {symbol: i for i, symbol in enumerate(alphabet(symbols)) if symbol != PAD}
+
+
+def _clean(text: str, cleaners: Sequence[str], symbols: str) -> str:
     for name in cleaners:
         if name not in CLEANERS:
             raise ValueError(f"unknown text cleaner {name!r}; use one of {', '.join(CLEANERS)}")
         text = CLEANERS[name](text)
-    return text
+    return unicodedata.normalize("NFC", text) if symbols else text
 
 
-def _pieces(text: str) -> list[tuple[str, list[str]]]:
+def _pieces(text: str, symbols: str) -> list[tuple[str, list[str]]]:
     """Split ``text`` into pairs of characters and the phones in braces after them."""
     paired = re.sub(r"\{[^{}]*\}", lambda match: " " * len(match[0]), text)
     if stray := re.search("[{}]", paired):
@@ -101,6 +122,11 @@ def _pieces(text: str) -> list[tuple[str, list[str]]]:
         raise ValueError(
             f"{text[i : i + 20]!r} at character {i + 1} of the text: this brace is never {what}; "
             f"{fix}, or leave it out"
+        )
+    if symbols and (phones := _BRACES.search(text)):
+        raise ValueError(
+            f"{phones[0][:20]!r} at character {phones.start() + 1} of the text: braces hold "
+            "ARPAbet, which this alphabet does not have; write it in letters, or leave it out"
         )
     parts = [*_BRACES.split(text), ""]  # no phones follow the last characters
     pieces = [

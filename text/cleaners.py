@@ -2,7 +2,7 @@
 
 - ``english_cleaners``: English. Spells out numbers, signs and abbreviations.
 - ``transliteration_cleaners``: other languages that Unidecode can write in ASCII.
-- ``basic_cleaners``: any other language; add its letters to ``text/symbols.py``.
+- ``basic_cleaners``: any other language, with the alphabet that ``hparams.symbols`` gives.
 
 On ordinary English they agree with NVIDIA's, so checkpoints can be exchanged. (One exception:
 Mrs. is "missus" here, "misess" there.)

@@ -1,0 +1,192 @@
+"""Say how well checkpoints speak: a table, and the same numbers as CSV and JSON.
+
+    python scripts/evaluate.py -c runs/first/checkpoint_*.pt
+    python scripts/evaluate.py -c A.pt B.pt --filelist filelists/other.txt -o runs/A_and_B
+
+Each clip of the list (by default, the checkpoint's validation set) is predicted with teacher
+forcing, for the losses, and spoken from its text alone, for all else. The columns of failures count
+clips:
+
+    never stops     cut off at max_decoder_steps
+    stops early     shorter than 75 % of the true clip
+    skips           a word got hardly any attention
+    repeats         attention went back
+    breaks          attention was lost
+
+Definitions, sources and how often they are wrong: docs/speech.md. Every clip is in the JSON file.
+"""
+
+import argparse
+import csv
+import io
+import json
+import math
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from checkpoint import load_checkpoint
+from cli import ArgumentParser, Stopped, StopSignals, exit_on_user_error, positive, progress_bar
+from clips import Clip, check_samples, load_clips, refuse
+from data_utils import MelDataset, collate, validation_batches
+from files import make_folder, replacing
+from hparams import HParams
+from loaders import open_loader
+from loss_function import Tacotron2Loss
+from mel_cache import MelCache, open_mels
+from model import Tacotron2
+from speech import STOPS_EARLY, attention_errors, load_model, mel_cepstral_distortion, speak
+from text import alphabet
+from validation import validate
+
+FAILURES = ("never stops", "stops early", "skips", "repeats", "breaks")
+COLUMNS = {  # of the table: the number's name, its heading and its format
+    "loss": ("loss", ".4f"),
+    "masked_loss": ("masked", ".4f"),
+    "stop_error": ("gate off by (s)", ".3f"),
+    **{name: (name, "d") for name in FAILURES},
+    "failed": ("any of these %", ".1f"),
+    "distortion": ("MCD (dB)", ".2f"),
+    "duration_error": ("duration off by %", ".1f"),
+    "real_time_factor": ("RTF", ".2f"),
+}
+
+
+def evaluate(
+    model: Tacotron2, clips: list[Clip], seed: int, stop: StopSignals
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """All numbers of a model, by the names of ``COLUMNS``, and those of each clip."""
+    hparams = model.hparams
+    dataset = MelDataset(clips, open_mels(clips, hparams))
+    batches = validation_batches(clips, hparams)
+    with open_loader(dataset, batches, collate, hparams.num_workers) as loader:
+        scalars, _ = validate(model, loader, batches, Tacotron2Loss(), stop)
+
+    hop_seconds, seconds, began = hparams.hop_length / hparams.sampling_rate, 0.0, time.monotonic()
+    spoken = speak(model, [clip.ids for clip in clips], seed)
+    rows: list[dict[str, Any]] = [{}] * len(clips)
+    for i, speech in progress_bar(spoken, "speaking", len(clips), unit="clip"):
+        seconds += time.monotonic() - began
+        stop.check()
+        clip, n_frames = clips[i], speech.mel.size(1)
+        errors = attention_errors(speech.alignment, letters(clip, hparams), hop_seconds)
+        failures = {
+            "never stops": not speech.stopped,
+            "stops early": n_frames < STOPS_EARLY * clip.n_frames,
+            "skips": bool(errors.skipped),
+            "repeats": errors.repeats > 0,
+            "breaks": errors.breaks > 0,
+        }
+        rows[i] = {
+            "clip": clip.path,
+            "text": clip.text,
+            "seconds": n_frames * hop_seconds,
+            "true_seconds": clip.n_frames * hop_seconds,
+            "distortion": mel_cepstral_distortion(speech.mel, dataset[i].mel.T),
+            "failures": [name for name, failed in failures.items() if failed],
+            "skipped": errors.skipped,
+        }
+        began = time.monotonic()
+    numbers = {name: scalars[name] for name in ("loss", "masked_loss", "stop_error")}
+    for name in FAILURES:
+        numbers[name] = sum(name in row["failures"] for row in rows)
+    numbers["failed"] = 100 * statistics.mean(bool(row["failures"]) for row in rows)
+    numbers["distortion"] = statistics.mean(row["distortion"] for row in rows)
+    numbers["duration_error"] = 100 * statistics.mean(
+        abs(row["seconds"] / row["true_seconds"] - 1) for row in rows
+    )
+    numbers["real_time_factor"] = seconds / sum(row["seconds"] for row in rows)
+    return numbers, rows
+
+
+def letters(clip: Clip, hparams: HParams) -> str:
+    """A character for each symbol of a clip's text; phones begin with @."""
+    symbols = alphabet(hparams.symbols)
+    return "".join(symbols[i][0] for i in clip.ids)
+
+
+def compare(results: list[dict[str, Any]]) -> str:
+    """Which checkpoint has the lowest validation loss, and which speaks best."""
+    by_loss = min(results, key=lambda result: result["loss"])
+    best = min(results, key=lambda result: (result["failed"], result["distortion"]))
+    if best is by_loss:
+        return f"{best['checkpoint']} has the lowest loss, and speaks best"
+    pairs = zip(by_loss["clips"], best["clips"], strict=True)
+    gains = [a["distortion"] - b["distortion"] for a, b in pairs]
+    error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
+    return (
+        f"{by_loss['checkpoint']} has the lowest loss, but {best['checkpoint']} speaks better: "
+        f"{best['failed']:.1f} % of the clips fail instead of {by_loss['failed']:.1f} %, and the "
+        f"distortion is lower by {statistics.mean(gains):.2f} +- {error:.2f} dB (standard error)"
+    )
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """A Markdown table with a row for each checkpoint."""
+    rows = [["checkpoint", "epoch", *(heading for heading, _ in COLUMNS.values())]]
+    for result in results:
+        numbers = [format(result[name], kind) for name, (_, kind) in COLUMNS.items()]
+        rows.append([result["checkpoint"], str(result["epoch"]), *numbers])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    lines = (map(str.rjust, row, widths) for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write(stem: Path, results: list[dict[str, Any]]) -> None:
+    """Write ``stem``.csv, without the clips, and ``stem``.json."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, ["checkpoint", "epoch", *COLUMNS], extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(results)
+    for suffix, text in (("csv", file.getvalue()), ("json", json.dumps(results, indent=1) + "\n")):
+        with replacing(Path(f"{stem}.{suffix}")) as output:
+            output.write(text.encode())
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = ArgumentParser(description=__doc__, formatter_class=as_written)
+    add = parser.add_argument
+    add("-c", "--checkpoint", required=True, nargs="+", type=Path, help="one or many")
+    add("--filelist", metavar="LIST", help="clips to speak (default: the validation set)")
+    add("--clips", type=positive, metavar="N", help="only the first N of them")
+    default = "for PREFIX.csv and PREFIX.json (default %(default)s)"
+    add("-o", "--output", type=Path, default="runs/evaluation", metavar="PREFIX", help=default)
+    add("--hparams", default="", metavar="NAME=VALUE,...", help="such as gate_threshold=0.3")
+    add("--seed", type=int, default=0, help="seed of the prenet's dropout (default %(default)s)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    make_folder(args.output.parent)
+    changes = {"validation_files": args.filelist} if args.filelist else {}
+    loaded = []
+    for path in args.checkpoint:  # all are checked before the first is evaluated
+        model = load_model(path, args.hparams, **changes)
+        clips = load_clips(model.hparams.validation_files, model.hparams)[: args.clips]
+        refuse(check_samples(MelCache(model.hparams).missing(clips), model.hparams))
+        loaded.append((path, clips))
+    results = []
+    with StopSignals() as stop:
+        for path, clips in loaded:
+            try:
+                numbers, rows = evaluate(load_model(path, args.hparams), clips, args.seed, stop)
+            except Stopped as stopped:
+                sys.exit(stopped.status)
+            epoch = load_checkpoint(path).get("progress", {}).get("epoch", "")
+            results.append({"checkpoint": str(path), "epoch": epoch, **numbers, "clips": rows})
+    write(args.output, results)
+    print(table(results))
+    if len(results) > 1:
+        print(compare(results))
+    print(f"every clip: {args.output}.json")
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)

@@ -1,0 +1,146 @@
+"""Free-running speech, and measures of how good it is.
+
+Sources: mel-cepstral distortion as Battenberg et al. 2020 (arXiv:1910.10288) take it from mels,
+along dynamic time warping; attention errors as attention that is insufficient or dispersed
+(Valentini-Botinhao and King, Interspeech 2021) or not monotonic (He et al., Interspeech 2019). The
+limits are ours: docs/speech.md says how often they are wrong.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import scipy.fft
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from hparams import create_hparams, parse_overrides
+from model import Tacotron2
+
+N_CEPSTRA = 13  # cepstral coefficients of the distortion, without the 0th, which is loudness
+STOPS_EARLY = 0.75  # a shorter clip, as a share of the true length, has stopped early
+SKIPPED = 0.25  # a skipped word gets less attention, as a share of what its letters would get
+REPEATED = 5, 0.05  # attention went back by so many symbols or more, for so many seconds
+BROKEN = 0.2, 0.2  # no symbol got this weight, for so many seconds
+
+
+class Spoken(NamedTuple):
+    """What a model made of a text."""
+
+    mel: Tensor  # (n_mels, T_out) log-mel, on the CPU
+    alignment: Tensor  # (T_out, T_in) attention weights, on the CPU
+    stopped: bool  # False if max_decoder_steps cut it off
+
+
+def load_model(path: Path, overrides: str = "", **changes: object) -> Tacotron2:
+    """A trained model on the GPU, or the CPU, with changed settings (``name=value,...``).
+
+    Raises:
+        UserError: as :meth:`Tacotron2.from_checkpoint`, or a setting cannot be changed so.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    changes |= {"decoder": "auto", "precision": "fp32", **parse_overrides(overrides)}
+    return Tacotron2.from_checkpoint(path, device, create_hparams(preset="nvidia"), **changes)
+
+
+def speak(
+    model: Tacotron2, texts: Sequence[Sequence[int]], seed: int = 0, batch_size: int = 16
+) -> Iterator[tuple[int, Spoken]]:
+    """Each text's index and speech, the longest texts first, in batches of similar lengths.
+
+    The same texts, seed and batch size give the same speech: ``seed`` seeds the prenet's dropout.
+    A training's random numbers are left as they are.
+
+    Args:
+        model: in any mode, which it has again at the end.
+        texts: of symbol ids, none of them empty.
+    """
+    device, training = next(model.parameters()).device, model.training
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        ids = [torch.tensor(texts[i]) for i in chosen]
+        lengths = torch.tensor([len(text) for text in ids])
+        text = pad_sequence(ids, batch_first=True).to(device)
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about texts that never stop: see ``stopped``
+            torch.manual_seed(seed + start)
+            model.eval()
+            output = model.inference(text, lengths)
+            model.train(training)
+        for row, i in enumerate(chosen):
+            n = int(output.mel_lengths[row])
+            alignment = output.alignment[row, :n, : lengths[row]]
+            stopped = bool(output.stopped[row])
+            yield i, Spoken(output.mel_postnet[row, :, :n].cpu(), alignment.cpu(), stopped)
+
+
+def mel_cepstral_distortion(mel: Tensor, target: Tensor) -> float:
+    """Distortion in dB between two log-mels (n_mels, T) of any two lengths: the mean distance of
+    their cepstra along the path of dynamic time warping. 0 for equal ones.
+
+    It is the root of the mean square of the difference between two spectra in dB, smoothed by
+    keeping ``N_CEPSTRA`` coefficients, so that pitch and loudness do not count.
+    """
+    import librosa  # here: it takes seconds to import
+
+    cepstra = []
+    for x in (mel, target):
+        c = scipy.fft.dct(x.double().numpy(), axis=0, norm="ortho")[1 : N_CEPSTRA + 1]
+        # ln|S| = sum of c cos(...): the distortion is 10 / ln 10 sqrt(2 sum of squares).
+        cepstra.append(c * math.sqrt(2 / len(x)) * 10 / math.log(10) * math.sqrt(2))
+    difference = cepstra[0][:, :, None] - cepstra[1][:, None]  # (N_CEPSTRA, T, T of the target)
+    distance = np.sqrt(np.square(difference).sum(0))
+    _, path = librosa.sequence.dtw(C=distance)
+    return float(distance[path[:, 0], path[:, 1]].mean())
+
+
+class AttentionErrors(NamedTuple):
+    """What went wrong in an alignment."""
+
+    skipped: list[str]  # words that got too little attention
+    repeats: int  # times that attention went back
+    breaks: int  # times that attention was lost
+
+
+def attention_errors(alignment: Tensor, text: str, hop_seconds: float) -> AttentionErrors:
+    """Errors that an alignment (T_out, T_in) shows.
+
+    - A word is skipped if it gets less than ``SKIPPED`` of the attention that its letters would
+      get, were all letters of the text to get equally much.
+    - A repeat: for ``REPEATED`` seconds or longer, the symbol with the largest weight lies
+      ``REPEATED`` symbols or more before the farthest one so far.
+    - A break: for ``BROKEN`` seconds or longer, no symbol gets a weight of ``BROKEN``.
+
+    Args:
+        text: a character for each of the ``T_in`` symbols; spaces separate words.
+    """
+    attention = alignment.sum(0).numpy()  # (T_in,) frames
+    letters = np.array([not c.isspace() and (c.isalnum() or c == "@") for c in text])
+    words, start = [], 0
+    for word in text.split(" "):
+        span = slice(start, start + len(word))
+        if letters[span].any():
+            words.append((word, attention[span].sum(), letters[span].sum()))
+        start += len(word) + 1
+    rate = sum(frames for _, frames, _ in words) / max(letters.sum(), 1)
+    skipped = [word for word, frames, n in words if frames < SKIPPED * rate * n]
+
+    weight, symbol = (x.numpy() for x in alignment.max(1))
+    back = np.maximum.accumulate(symbol) - symbol >= REPEATED[0]
+    return AttentionErrors(
+        skipped,
+        count_runs(back, REPEATED[1] / hop_seconds),
+        count_runs(weight < BROKEN[0], BROKEN[1] / hop_seconds),
+    )
+
+
+def count_runs(flags: np.ndarray, least: float) -> int:
+    """How many runs of True have ``least`` values or more."""
+    edges = np.flatnonzero(np.diff(np.pad(flags.astype(int), 1)))
+    return int((edges[1::2] - edges[::2] >= least).sum())
