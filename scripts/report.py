@@ -122,14 +122,14 @@ class Shown(NamedTuple):
         """What RESULTS and BATCHING show, as far as it is known."""
         run = self.run
         values = {"epochs": f"{run.start + len(run.epochs)}/{run.settings['epochs']}"}
+        if run.validations:
+            values |= run.validations[-1]
+            known = [record for record in run.validations if math.isfinite(record["loss"])]
+            values |= {"lowest": min(known, key=lambda record: record["loss"])} if known else {}
         if run.epochs:
             values |= run.epochs[-1] | run.averages()
             values["total_minutes"] = sum(record["minutes"] for record in run.epochs)
             values["skipped"] = sum(record.get("skipped_steps", 0) for record in run.epochs)
-        if run.validations:
-            known = [record for record in run.validations if math.isfinite(record["loss"])]
-            values |= {"lowest": min(known, key=lambda r: r["loss"])} if known else {}
-            values |= run.validations[-1]
         return values
 
 
@@ -222,9 +222,9 @@ def results(runs: Sequence[Shown]) -> Iterable[str]:
         yield note(f"Times do not compare: {unequal}.")
     elif conditions := {c for shown in runs for c in shown.run.conditions}:
         yield note(f"Trained with {', '.join(*conditions)}.")
-    if len(runs) > 1:
-        every = [shown.run.settings for shown in runs]
-        names = [n for n in every[0] if any(settings[n] != every[0][n] for settings in every)]
+    every = [shown.run.settings for shown in runs]
+    names = [n for n in every[0] if any(settings[n] != every[0][n] for settings in every)]
+    if names:
         rows = [(s.label, *(escape(str(s.run.settings[name])) for name in names)) for s in runs]
         yield table("Settings that differ", ["run", *names], rows, "text")
 
@@ -282,7 +282,7 @@ def batching(runs: Sequence[Shown]) -> Iterable[str]:
 def alignments(runs: Sequence[Shown]) -> Iterable[str]:
     """Alignments over time: of a validation clip, and of speech without teacher forcing."""
     shape = re.compile(r"(sample|speech/\d+)/alignment")
-    series = [(s, tag) for s in runs for tag in sorted(s.images, key=by_number) if shape.match(tag)]
+    series = [(s, tag) for s in runs for tag in sorted(s.images) if shape.match(tag)]
     for shown, tag in series:
         events, clip = shown.images[tag], tag.removesuffix("/alignment")
         largest = max(len(event.encoded_image_string) for event in events)
@@ -303,11 +303,6 @@ def alignments(runs: Sequence[Shown]) -> Iterable[str]:
         yield grid(pictures)
 
 
-def by_number(tag: str) -> tuple[int, str]:
-    """Sorts speech/10 after speech/9."""
-    return len(tag), tag
-
-
 def players(runs: Sequence[Shown]) -> Iterable[str]:
     """The last sounds, as far as they fit."""
     kinds = {"sample/target": "target", "sample/predicted": "predicted from the true frames"}
@@ -315,7 +310,7 @@ def players(runs: Sequence[Shown]) -> Iterable[str]:
     for shown in runs:
         speech = (tag for tag in shown.sounds if re.fullmatch(r"speech/\d+/audio", tag))
         sounds = []
-        for tag in (*kinds, *sorted(speech, key=by_number)):
+        for tag in (*kinds, *sorted(speech)):
             if tag not in shown.sounds:
                 continue
             event, kind = shown.sounds[tag], kinds.get(tag, "synthesised")
