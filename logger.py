@@ -113,11 +113,13 @@ class RunLogger:
         lines = [f"Changed since the checkpoint: {', '.join(changed)}\n"] if changed else []
         lines += ["| setting | value | default |", "|---|---|---|"]
         for name in sorted(now, key=lambda name: now[name] == default[name]):
-            cells = f"`{name}`", f"`{now[name]}`", f"`{default[name]}`"
+            value, usual = (
+                f"`{cell}`" if cell != "" else "(empty)" for cell in (now[name], default[name])
+            )
             if now[name] == default[name]:
-                lines.append(f"| {cells[0]} | {cells[1]} | |")
+                lines.append(f"| `{name}` | {value} | |")
             else:
-                lines.append(f"| **{cells[0]}** | **{cells[1]}** | {cells[2]} |")
+                lines.append(f"| **`{name}`** | **{value}** | {usual} |")
         self.tensorboard.add_text("settings", "\n".join(lines), self.next_step)
 
     def log_batching(self, epoch: int, lengths: Sequence[int], sizes: Sequence[int]) -> None:

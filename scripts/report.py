@@ -107,7 +107,8 @@ class Shown(NamedTuple):
 
     def when(self, step: int) -> str:
         epochs = {record.get("step"): record["epoch"] + 1 for record in self.run.validations}
-        return f"after {epochs[step]} epochs" if step in epochs else f"after {step:,} steps"
+        n, unit = (epochs[step], "epoch") if step in epochs else (step, "step")
+        return f"after {n:,} {unit}{'s' * (n != 1)}"
 
     def curve(self, title: str) -> tuple[list[float], list[float], list[float]]:
         """Epochs done, minutes of training, and one of CURVES."""
@@ -354,7 +355,8 @@ def settings(runs: Sequence[Shown]) -> Iterable[str]:
 
 
 def page(runs: Sequence[Shown]) -> str:
-    title = escape(f"Training of {runs[0].name}" if len(runs) == 1 else f"{len(runs)} trainings")
+    names = ", ".join(shown.name for shown in runs[:3])
+    title = escape(f"Training of {names}" + f" and {len(runs) - 3} more" * (len(runs) > 3))
     legend = "".join(f"<li>{shown.label}</li>" for shown in runs)
     charts = list(curves(runs)) or [note("No epoch has ended yet.")]
     body = (

@@ -182,7 +182,7 @@ def test_pictures_over_time_are_thinned_out_and_sounds_play(tmp_path, old, write
     pngs = [image for image in page.images if "png" in image["src"]]
     times = [re.search(r", (after .*):", image["alt"])[1] for image in pngs]
     steps = [f"after {step} steps" for step in (43, 83, 103, 143, 183, 7)]
-    assert times == ["after 1 epochs", *steps]  # validated after 3 steps
+    assert times == ["after 1 epoch", *steps]  # validated after 3 steps
     assert [sound["src"][:15] for sound in page.sounds] == ["data:audio/mpeg", "data:audio/wav;"]
     for sound, rate in zip(page.sounds, (16000, 17000), strict=True):
         samples, sound_rate = soundfile.read(io.BytesIO(content(sound)))
