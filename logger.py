@@ -4,7 +4,7 @@ import io
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,28 @@ from cli import UserError
 from hparams import HParams
 from layers import griffin_lim
 from speech import Spoken
+
+# TensorBoard's tab Custom Scalars: what to look at first. Over epochs, so that strategies compare.
+CHARTS = {
+    "Learning": {
+        "training and validation loss": ["epoch/training_loss", "validation/(precise_)?loss"],
+        "masked validation loss": ["validation/(precise_)?masked_loss"],
+        "alignment: on the diagonal, and focused": ["validation/diagonality", "validation/focus"],
+        "gradient norm, over steps": ["training/grad_norm"],
+    },
+    "Batching": {
+        "zero-padding rate (ZPR)": ["epoch/zpr"],
+        "average batch length (ABL), in frames": ["epoch/abl"],
+        "batches": ["epoch/n_batches"],
+        "decoder steps": ["epoch/total_length"],
+    },
+    "Speed": {
+        "frames per second": ["epoch/frames_per_second"],
+        "minutes": ["epoch/minutes"],
+        "share of the time spent waiting for data": ["epoch/data_wait"],
+        "peak memory, in GiB": ["epoch/peak_memory_gib"],
+    },
+}
 
 
 class Sample(NamedTuple):
@@ -58,6 +80,13 @@ class RunLogger:
             )
         self.metrics.truncate(size)
         self.tensorboard = SummaryWriter(log_dir, purge_step=step + 1 if step else 0)
+        layout = {
+            group: {title: ["Multiline", tags] for title, tags in charts.items()}
+            for group, charts in CHARTS.items()
+        }
+        self.tensorboard.add_custom_scalars(layout)
+        self.next_step = step + 1
+        self.has_targets = step > 0 and (self.sample_dir / "target.wav").exists()
         self.excepthook = threading.excepthook
         threading.excepthook = partial(_report, self.excepthook)
 
@@ -71,6 +100,35 @@ class RunLogger:
         folder, x = ("training", step) if event == "step" else (event, epoch + 1)
         for name, value in values.items():
             self.tensorboard.add_scalar(f"{folder}/{name}", value, x)
+
+    def log_settings(self, hparams: HParams, before: dict[str, Any]) -> None:
+        """Log the settings of this start as a table, those that are not the defaults first, and
+        which of them are other than ``before``, those of the checkpoint that it started from."""
+        now, default = vars(hparams), vars(HParams())
+        changed = [
+            f"`{name}={now[name]}` (was `{before[name]}`)"
+            for name in now
+            if name in before and before[name] != now[name]
+        ]
+        lines = [f"Changed since the checkpoint: {', '.join(changed)}\n"] if changed else []
+        lines += ["| setting | value | default |", "|---|---|---|"]
+        for name in sorted(now, key=lambda name: now[name] == default[name]):
+            value, usual = (
+                f"`{cell}`" if cell != "" else "(empty)" for cell in (now[name], default[name])
+            )
+            if now[name] == default[name]:
+                lines.append(f"| `{name}` | {value} | |")
+            else:
+                lines.append(f"| **`{name}`** | **{value}** | {usual} |")
+        self.tensorboard.add_text("settings", "\n".join(lines), self.next_step)
+
+    def log_batching(self, epoch: int, lengths: Sequence[int], sizes: Sequence[int]) -> None:
+        """Log histograms of an epoch's batches: their lengths in frames, and their clips."""
+        lengths, sizes = np.array(lengths), np.array(sizes)
+        # The longest clip ends the first, so that the bars of all strategies are equally wide.
+        edges = np.linspace(0, lengths.max(), 31), np.arange(sizes.max() + 2) - 0.5
+        self.tensorboard.add_histogram("epoch/batch_lengths", lengths, epoch + 1, edges[0])
+        self.tensorboard.add_histogram("epoch/batch_sizes", sizes, epoch + 1, edges[1])
 
     def log_bad_step(
         self, epoch: int, step: int, batch: int, values: dict[str, float], clips: list[str]
@@ -95,9 +153,11 @@ class RunLogger:
 
     def log_samples(self, samples: dict[str, Sample], step: int, hparams: HParams) -> None:
         """Log pictures of clips, and audio of their predicted mels, by name to TensorBoard. Those
-        of "sample" are also written to files.
+        of "sample" are also written to files. "other" is another clip each time; of the clips that
+        stay the same, the text and audio of the target are logged once, at step 0, which no resume
+        drops.
         """
-        frame = hparams.hop_length / hparams.sampling_rate  # seconds
+        frame, wavs = hparams.hop_length / hparams.sampling_rate, {}  # seconds
         for name, sample in samples.items():
             figures = {
                 "alignment": draw_alignment(sample.alignment, sample.text, frame),
@@ -109,14 +169,23 @@ class RunLogger:
                 if name == "sample":
                     imsave(self.sample_dir / f"{kind}.png", pixels)
                 self.tensorboard.add_image(f"{name}/{kind}", pixels, step, dataformats="HWC")
-            sound = griffin_lim(sample.mel_postnet, hparams)
-            if name == "sample":
-                wav = io.BytesIO()  # Python writes the file: its errors say what is wrong
-                soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
-                (self.sample_dir / "predicted.wav").write_bytes(wav.getvalue())
-            self.tensorboard.add_audio(f"{name}/predicted", sound, step, hparams.sampling_rate)
-            self.tensorboard.add_text(f"{name}/text", sample.text, step)
+            sounds = {"predicted": (sample.mel_postnet, step)}
+            if name == "other":
+                self.tensorboard.add_text(f"{name}/text", sample.text, step)
+            elif not self.has_targets:
+                self.tensorboard.add_text(f"{name}/text", sample.text, 0)
+                sounds["target"] = sample.mel, 0
+            for kind, (mel, x) in sounds.items():
+                sound = griffin_lim(mel, hparams)
+                self.tensorboard.add_audio(f"{name}/{kind}", sound, x, hparams.sampling_rate)
+                if name == "sample":
+                    wav = io.BytesIO()  # Python writes the file: its errors say what is wrong
+                    soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
+                    wavs[kind] = wav.getvalue()
         self.tensorboard.flush()
+        for kind, wav in wavs.items():  # once TensorBoard has them: target.wav says that it does
+            (self.sample_dir / f"{kind}.wav").write_bytes(wav)
+        self.has_targets = True
 
     def log_speech(self, i: int, spoken: Spoken, step: int, hparams: HParams) -> None:
         """Log the free-running speech of text ``i`` to TensorBoard and to ``sample/step_STEP_I``,

@@ -237,6 +237,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         with replacing(folder / "hparams.json") as file:
             file.write((json.dumps(dataclasses.asdict(hparams), indent=2) + "\n").encode())
         logger = RunLogger(folder, args.log_dir or folder, progress.step, progress.metrics_size)
+        logger.log_settings(hparams, state.get("hparams", {}))
     random_states = checkpoint.random_states(state)
     if len(random_states) > distributed.RANK:
         checkpoint.set_random_state(random_states[distributed.RANK])
@@ -417,6 +418,8 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 progress.best_loss = min(progress.best_loss, validation["loss"])
                 progress.best_alignment = max(progress.best_alignment, validation["diagonality"])
             logger.log("epoch", epoch, progress.step, scalars)
+            longest = [int(sampler.lengths[batch].max()) for batch in sampler.plan]
+            logger.log_batching(epoch, longest, sampler.plan.sizes)
             if validated:
                 logger.log("validation", epoch, progress.step, validation)
             progress = progress.next_epoch()

@@ -34,8 +34,8 @@ def validate(
     stop: StopSignals,
     other: int = 0,
 ) -> tuple[dict[str, float], dict[str, Sample]]:
-    """Mean scalars over the validation set, and two of its clips to log: "sample", which is always
-    the same one, and "other", which is clip ``other``.
+    """Mean scalars over the validation set, and three of its clips to log: "sample" and "longest",
+    which are always the same ones, and "other", which is clip ``other``.
 
     A loss is averaged over what it averages in a batch: frames with padding or without. The
     prenet's dropout is seeded, so that it is the same in every validation, and training continues
@@ -47,6 +47,7 @@ def validate(
     model.eval()
     take_buffers(model)
     device, clips = next(model.parameters()).device, loader.dataset.clips
+    longest = max(range(len(clips)), key=lambda i: clips[i].n_frames)
     hop_seconds = model.hparams.hop_length / model.hparams.sampling_rate
     sums, counts, samples, problems = defaultdict(float), defaultdict(int), {}, []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -87,7 +88,8 @@ def validate(
                 sums[name] += total
                 counts[name] += count
 
-            chosen = {"sample": batch.indices[len(batch.indices) // 2], "other": other}
+            middle = batch.indices[len(batch.indices) // 2]
+            chosen = {"sample": middle, "longest": longest, "other": other}
             for name, index in chosen.items():
                 if name not in samples and index in batch.indices:
                     row = batch.indices.index(index)

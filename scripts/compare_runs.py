@@ -4,14 +4,13 @@ python scripts/compare_runs.py runs/demo/RAND runs/demo/SSB-DBS-BR
 python scripts/compare_runs.py runs/table2                 # every run of run_all.sh
 """
 
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error
-from scripts.runs import CHOICE, inequality, load_runs, unequal_conditions
+from scripts.runs import CHOICE, inequality, load_runs, names_of, unequal_conditions
 
 COLUMNS = {  # heading: quantity, format
     "epochs": ("epochs", "{}"),
@@ -42,11 +41,7 @@ def main() -> None:
     runs, problems = load_runs(parser.parse_args().runs)
     if not runs:
         raise UserError("\n".join(problems))
-    first = runs[0]
-    paths = [run.path.resolve() for run in runs]
-    # Names that tell them apart; a "seed0" needs its parent's.
-    parents = [p.parent.parent if p.name.startswith("seed") else p.parent for p in paths]
-    names = [os.path.relpath(path, os.path.commonpath(parents)) for path in paths]
+    first, names = runs[0], names_of(runs)
     rows, notes = [["run", *COLUMNS]], []
     for run, name in zip(runs, names, strict=True):
         values = run.averages() | (run.validations[-1] if run.validations else {})

@@ -6,6 +6,7 @@ A run is its output folder: hparams.json has its settings, metrics.jsonl its rec
 import itertools
 import json
 import math
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -207,6 +208,14 @@ def load_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
                 problems.append(str(error))
         runs += sorted(readable, key=lambda run: run.order)
     return runs, problems
+
+
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """Names that tell the runs apart."""
+    paths = [run.path.resolve() for run in runs]
+    # A "seed0" needs its parent's.
+    parents = [p.parent.parent if p.name.startswith("seed") else p.parent for p in paths]
+    return [os.path.relpath(path, os.path.commonpath(parents)) for path in paths]
 
 
 def label(experiment: str, sweep: str, settings: dict[str, Any]) -> str:

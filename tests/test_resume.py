@@ -30,7 +30,7 @@ import validation
 from benchmarks import soak
 from checkpoint import checkpoints, load_checkpoint, load_newest
 from cli import UserError
-from logger import RunLogger
+from logger import RunLogger, Sample
 
 ROOT = Path(__file__).resolve().parent.parent
 OLD_RUN = ROOT / "tests" / "old_run"
@@ -368,6 +368,24 @@ def test_errors_in_other_threads_than_tensorboards_are_shown(tmp_path, monkeypat
     hook.assert_called_once()
     run_logger.close()
     assert threading.excepthook is hook
+
+
+def test_tensorboard_has_once_what_was_logged_again(tmp_path, tiny):
+    """A run that is killed twice within its second epoch, from whose start it is resumed."""
+    n, text = 20, "hello"
+    sample = Sample(text, *torch.zeros(2, 10, n), *torch.zeros(2, n), torch.zeros(n, len(text)))
+    for step in (0, 4, 4):
+        run_logger = RunLogger(tmp_path, tmp_path, step)
+        run_logger.log_settings(tiny, {})
+        for i in range(step + 1, step + 5):
+            run_logger.log("step", i // 4, i, {"loss": 1.0})
+        run_logger.log_samples({"sample": sample, "other": sample}, step + 4, tiny)
+        run_logger.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("training/loss")] == [*range(1, 9)]
+    assert [event.step for event in events.Images("other/mel")] == [4, 8]
+    assert [event.step for event in events.Audio("sample/predicted")] == [4, 8]
+    assert [event.step for event in events.Audio("sample/target")] == [0]
 
 
 def test_killed_at_random_moments_and_resumed_it_is_the_same_run(tmp_path):

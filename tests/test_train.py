@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -89,20 +90,43 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings, run, monke
     assert json.loads((output / "hparams.json").read_text())["batch_size"] == 3
     assert {f"checkpoint_{n_steps:08d}.pt", "checkpoint_best.pt"} <= {path.name for path in files}
     names = {path.stem for path in (output / "sample").iterdir()}
-    assert names == {"alignment", "mel", "gate", "predicted"}
+    assert names == {"alignment", "mel", "gate", "predicted", "target"}
     for path in (output / "sample").glob("*.png"):
         assert len(np.unique(imread(path))) > 10  # colours
-    curves = EventAccumulator(str(tmp_path / "logs")).Reload()
+    curves = EventAccumulator(str(tmp_path / "logs"), {"histograms": 0}).Reload()  # 0: all
     scalars = ["training/loss", "training/duration", "training/grad_norm", "epoch/minutes"]
     assert {*scalars, "validation/masked_loss"} <= set(curves.Tags()["scalars"])
     assert [scalar.step for scalar in curves.Scalars("validation/loss")] == [1, 2]
-    clips = ("sample", "other")  # always the same one, and another each time
+    clips = ("sample", "longest", "other")  # always the same two, and another each time
     pictures = {f"{clip}/{what}" for clip in clips for what in ("alignment", "mel", "gate")}
     assert set(curves.Tags()["images"]) == pictures
-    assert set(curves.Tags()["audio"]) == {"sample/predicted", "other/predicted"}
-    for clip, n_texts in zip(clips, (1, 2), strict=True):
+    predicted, targets = (
+        [f"{clip}/predicted" for clip in clips],
+        ["sample/target", "longest/target"],
+    )
+    assert set(curves.Tags()["audio"]) == {*predicted, *targets}
+    for tags, steps in ((predicted, [n_steps // 2, n_steps]), (targets, [0])):  # in both starts
+        assert all([sound.step for sound in curves.Audio(tag)] == steps for tag in tags)
+    for clip, n_texts in zip(clips, (1, 1, 2), strict=True):
         texts = curves.Tensors(f"{clip}/text/text_summary")
-        assert len({event.tensor_proto.string_val[0] for event in texts}) == n_texts
+        assert len(texts) == len({event.tensor_proto.string_val[0] for event in texts}) == n_texts
+    for tags in chain(*(charts.values() for charts in logger.CHARTS.values())):
+        assert all(any(re.match(tag, name) for name in curves.Tags()["scalars"]) for tag in tags)
+    assert "custom_scalars__config__" in curves.Tags()["tensors"]
+
+    first, second = curves.Tensors("settings/text_summary")
+    assert [first.step, second.step] == [1, n_steps // 2 + 1]
+    first, second = (event.tensor_proto.string_val[0].decode() for event in (first, second))
+    assert "\n| **`epochs`** | **`1`** | `220` |\n" in first and "\n| `lrf` | `0.1` | |\n" in first
+    assert "was" not in first
+    assert second.startswith("Changed since the checkpoint: `epochs=2` (was `1`)\n\n| setting |")
+    for name, sums in (("lengths", column(output, "epoch", "total_length")), ("sizes", [8, 8])):
+        histograms = curves.Histograms(f"epoch/batch_{name}")
+        assert [histogram.step for histogram in histograms] == [1, 2]
+        values = [histogram.histogram_value for histogram in histograms]
+        assert [value.sum for value in values] == sums
+        for counts in ([value.num for value in values], [sum(value.bucket) for value in values]):
+            assert counts == column(output, "epoch", "n_batches")
 
 
 def test_validation_losses_are_means_over_what_each_averages(settings):
