@@ -1,5 +1,6 @@
 """The benchmarks run, print what they measured, and refuse what they cannot use."""
 
+import collections
 import os
 import re
 import signal
@@ -11,7 +12,13 @@ import torch
 from conftest import NO_DROPOUT, write_tone
 
 import model
-from benchmarks import bench_data, bench_griffin_lim, bench_step, gpu_report
+from benchmarks import (
+    bench_data,
+    bench_griffin_lim,
+    bench_intelligibility,
+    bench_step,
+    gpu_report,
+)
 from benchmarks.bench_step import Trainer, noise_batch, open_pool, take_step
 from benchmarks.soak import MODEL
 from cli import UserError
@@ -129,6 +136,23 @@ def test_bench_griffin_lim_measures_both_presets(bench, tmp_path, monkeypatch):
         assert 0 < many < few < 1
 
 
+def test_word_errors_are_words_left_out_added_or_replaced():
+    sentence = ["the", "old", "judge", "slept"]
+    for heard, n in (
+        ("the old judge slept", 0),
+        ("the judge slept", 1),
+        ("the old old judge slept", 1),
+        ("a old judge wept", 2),
+        ("", 4),
+    ):
+        assert bench_intelligibility.errors(sentence, heard.split()) == n
+        assert bench_intelligibility.errors(heard.split(), sentence) == n
+    model = bench_intelligibility.language_model(collections.Counter("aab"), n_sentences=1)
+    rows = re.findall(r"^(-[\d.]+) (\S+) 0$", model, re.M)
+    chances = {word: 10 ** float(logarithm) for logarithm, word in rows if word != "<s>"}
+    assert chances == pytest.approx({"</s>": 0.25, "a": 0.5, "b": 0.25}, rel=1e-3)
+
+
 REFUSED = [
     (bench_griffin_lim, "none.wav", r"none\.wav: cannot be read \(.*\); name wav files"),
     (bench_step, "--rounds 0", "--rounds: 0: .* 1 or more"),
@@ -138,6 +162,7 @@ REFUSED = [
     (bench_step, "--hparams precision=fp32", "'precision' is given twice"),
     (bench_step, "--implementations fast", "invalid choice: 'fast'"),
     (bench_step, "--batches 3", "--batches .*--epoch"),
+    (bench_intelligibility, "none.txt folder", r"pocketsphinx.*; pip install pocketsphinx"),
     (bench_data, "--corpus nowhere", "nowhere: no such folder"),
     (bench_data, "--clips 0", "--clips: 0: .* 1 or more"),
     (bench_data, "--clips 15", "--clips 15: use 16 or more"),
@@ -146,7 +171,10 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("benchmark", "options", "message"), REFUSED)
-def test_nothing_is_printed_before_a_refusal(bench, capsys, benchmark, options, message):
+def test_nothing_is_printed_before_a_refusal(
+    bench, capsys, monkeypatch, benchmark, options, message
+):
+    monkeypatch.setitem(sys.modules, "pocketsphinx", None)  # as if it were missing
     with pytest.raises(UserError, match=message):
         bench(benchmark, options)
     assert not capsys.readouterr().out
