@@ -328,7 +328,7 @@ def players(runs: Sequence[Shown]) -> Iterable[str]:
         if sounds:
             yield f"<h3>{shown.label}</h3>\n{grid(sounds)}"
     if n_left_out:
-        yield note(f"{n_left_out} sounds are left out, to keep this file small: name fewer runs.")
+        yield note(f"Left out, to keep this file small: {n_left_out} sounds. Name fewer runs.")
 
 
 def as_mp3(wav: bytes) -> tuple[str, bytes]:

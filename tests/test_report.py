@@ -192,7 +192,7 @@ def test_pictures_over_time_are_thinned_out_and_sounds_play(tmp_path, old, write
     monkeypatch.setattr(report, "PICTURES", 0)
     write(old, "--log_dir", logs)
     page = Page(old / "report.html")
-    assert len(page.sounds) == 1 and "1 sounds are left out, to keep" in page.text
+    assert len(page.sounds) == 1 and "Left out, to keep this file small: 1 sounds." in page.text
     assert "0 of 10 pictures" in page.text and not any("png" in i["src"] for i in page.images)
 
 
