@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error
-from scripts.runs import CHOICE, inequality, load_runs, names_of, unequal_conditions
+from scripts.runs import CHOICE, aligned, inequality, load_runs, names_of, unequal_conditions
 
 COLUMNS = {  # heading: quantity, format
     "epochs": ("epochs", "{}"),
@@ -57,9 +57,7 @@ def main() -> None:
         rows.append([name, *cells])
     if reason := unequal_conditions(runs):
         notes.append(f"times are not compared: {reason}")
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, ["-" * width for width in widths])
-    print(*(f"| {' | '.join(map(str.rjust, row, widths))} |" for row in rows), *notes, sep="\n")
+    print(aligned(rows), *notes, sep="\n")
     if problems:
         raise UserError("\n".join(problems))
 

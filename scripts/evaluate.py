@@ -39,6 +39,7 @@ from loaders import open_loader
 from loss_function import Tacotron2Loss
 from mel_cache import MelCache, open_mels
 from model import Tacotron2
+from scripts.runs import aligned
 from speech import STOPS_EARLY, attention_errors, load_model, mel_cepstral_distortion, speak
 from text import alphabet
 from validation import validate
@@ -131,10 +132,7 @@ def table(results: list[dict[str, Any]]) -> str:
     for result in results:
         numbers = [format(result[name], kind) for name, (_, kind) in COLUMNS.items()]
         rows.append([result["checkpoint"], str(result["epoch"]), *numbers])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, ["-" * width for width in widths])
-    lines = (map(str.rjust, row, widths) for row in rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return aligned(rows)
 
 
 def write(stem: Path, results: list[dict[str, Any]]) -> None:

@@ -359,3 +359,11 @@ def parse_args(description: str, output: str) -> tuple[Results, Path]:
     folder = args.output or args.runs[0] / output
     make_folder(folder)
     return results, folder
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first row is its heading."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * width for width in widths]
+    lines = (" | ".join(map(str.rjust, row, widths)) for row in (rows[0], rule, *rows[1:]))
+    return "\n".join(f"| {line} |" for line in lines)
