@@ -193,7 +193,7 @@ class RunLogger:
         name, text = f"speech/{i + 1}", hparams.speak_texts[i]
         stem = self.sample_dir / f"step_{step:08d}_{i + 1}"
         frame = hparams.hop_length / hparams.sampling_rate  # seconds
-        pixels = render(draw_alignment(spoken.alignment, text, frame))
+        pixels = render(draw_speech(spoken, text, frame))
         imsave(f"{stem}.png", pixels)
         sound, wav = griffin_lim(spoken.mel, hparams), io.BytesIO()
         soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
@@ -254,6 +254,18 @@ def draw_alignment(alignment: Tensor, text: str, frame: float) -> Figure:
     figure.colorbar(image, label="attention weight")
     title = text if len(text) <= 90 else f"{text[:89]}…"
     axes.set(xlabel="time (s)", ylabel="character", title=title)
+    return figure
+
+
+def draw_speech(spoken: Spoken, text: str, frame: float) -> Figure:
+    """Attention weights above the mel; ``frame``: hop in seconds."""
+    figure, (above, below) = _figure(6, 2)
+    image = _show(above, spoken.alignment.T, frame)
+    figure.colorbar(image, ax=above, label="attention weight")
+    figure.colorbar(_show(below, spoken.mel, frame, cmap="magma"), ax=below, label="ln magnitude")
+    title = text if len(text) <= 90 else f"{text[:89]}…"
+    above.set(ylabel="character", title=title)
+    below.set(xlabel="time (s)", ylabel="mel channel")
     return figure
 
 

@@ -5,7 +5,8 @@
     python scripts/synthesize.py -c runs/first/checkpoint_best.pt -o mels \\
         --teacher_forced filelists/ljspeech_train.txt
 
-Writes 1.wav, 1.png (the alignment), 1.npy (the log-mel, n_mels x frames, for a vocoder), 2.wav, ...
+Writes 1.wav, 1.npy (the log-mel, n_mels x frames, for a vocoder), 1.png (alignment and mel), 2.wav
+and so on.
 A text file has a sentence a line, or id|text, which names the files ID.wav and so on; without
 texts or -i, it is read from standard input. Long texts are split at the ends of sentences. The exit
 status is 1 if a text never stopped.
@@ -37,7 +38,7 @@ from data_utils import MelDataset, collate
 from files import make_folder, replacing, require_space
 from hparams import AUDIO, HParams, create_hparams
 from layers import griffin_lim
-from logger import draw_alignment
+from logger import draw_speech
 from mel_cache import open_mels
 from model import Tacotron2
 from speech import Spoken, load_model, speak
@@ -184,12 +185,12 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
 
 
 def write_speech(stem: Path, spoken: Spoken, text: str, kind: str, hparams: HParams) -> None:
-    """Write the audio, the mel and a picture of the alignment to ``stem`` with their suffixes."""
+    """Write the audio, the mel and a picture of both to ``stem`` with their suffixes."""
     audio, mel, picture = (io.BytesIO() for _ in range(3))
     soundfile.write(audio, griffin_lim(spoken.mel, hparams), hparams.sampling_rate, format=kind)
     np.save(mel, spoken.mel.numpy())
     hop_seconds = hparams.hop_length / hparams.sampling_rate
-    draw_alignment(spoken.alignment, text, hop_seconds).savefig(picture, format="png")
+    draw_speech(spoken, text, hop_seconds).savefig(picture, format="png")
     for suffix, content in ((kind, audio), ("npy", mel), ("png", picture)):
         with replacing(Path(f"{stem}.{suffix}")) as file:
             file.write(content.getvalue())
