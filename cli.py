@@ -81,6 +81,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def seed(text: str) -> int:
+    """An argument's type: a seed."""
+    if not text.isdecimal() or int(text) >= 2**31:
+        raise argparse.ArgumentTypeError(f"{text}: use a whole number, 0 to {2**31 - 1}")
+    return int(text)
+
+
 class Stopped(Exception):
     """SIGINT or SIGTERM asked the training to stop."""
 

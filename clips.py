@@ -225,7 +225,7 @@ def check_text(text: str, hparams: HParams) -> list[int]:
         raise UserError(str(error)) from None
     symbols = alphabet(hparams.symbols)
     if not any(symbols[i].lstrip("@").isalnum() for i in ids):  # @ marks a phone
-        raise UserError(f"text '{text}' has nothing to speak once cleaned; fix or remove it")
+        raise UserError(f"text {text[:60]!r} has nothing to speak once cleaned; fix or remove it")
     return ids
 
 

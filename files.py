@@ -108,6 +108,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(part, path)
         sync_names(path.parent)
+    except OSError as error:  # that of a full disk names no file
+        error.filename = error.filename or str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
 

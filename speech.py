@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from cli import UserError
 from hparams import create_hparams, parse_overrides
 from model import Tacotron2
 
@@ -40,11 +41,18 @@ def load_model(path: Path, overrides: str = "", **changes: object) -> Tacotron2:
     """A trained model on the GPU, or the CPU, with changed settings (``name=value,...``).
 
     Raises:
-        UserError: as :meth:`Tacotron2.from_checkpoint`, or a setting cannot be changed so.
+        UserError: as :meth:`Tacotron2.from_checkpoint`, or a setting cannot be changed so, or a
+            weight is not finite.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     changes |= {"decoder": "auto", "precision": "fp32", **parse_overrides(overrides)}
-    return Tacotron2.from_checkpoint(path, device, create_hparams(preset="nvidia"), **changes)
+    model = Tacotron2.from_checkpoint(path, device, create_hparams(preset="nvidia"), **changes)
+    for name, weight in model.state_dict().items():
+        if not weight.isfinite().all():
+            raise UserError(
+                f"{path}: {name} has values that are not finite; use another checkpoint"
+            )
+    return model
 
 
 def speak(

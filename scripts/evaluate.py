@@ -30,7 +30,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from checkpoint import load_checkpoint
-from cli import ArgumentParser, Stopped, StopSignals, exit_on_user_error, positive, progress_bar
+from cli import (
+    ArgumentParser,
+    Stopped,
+    StopSignals,
+    UserError,
+    exit_on_user_error,
+    positive,
+    progress_bar,
+    seed,
+)
 from clips import Clip, check_samples, load_clips, refuse
 from data_utils import MelDataset, collate, validation_batches
 from files import make_folder, replacing
@@ -118,11 +127,14 @@ def compare(results: list[dict[str, Any]]) -> str:
         return f"{best['checkpoint']} has the lowest loss, and speaks best"
     pairs = zip(by_loss["clips"], best["clips"], strict=True)
     gains = [a["distortion"] - b["distortion"] for a, b in pairs]
-    error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
+    gain = f"{statistics.mean(gains):.2f} dB"
+    if len(gains) > 1:
+        error = statistics.stdev(gains) / math.sqrt(len(gains))
+        gain = f"{statistics.mean(gains):.2f} +- {error:.2f} dB (standard error)"
     return (
         f"{by_loss['checkpoint']} has the lowest loss, but {best['checkpoint']} speaks better: "
         f"{best['failed']:.1f} % of the clips fail instead of {by_loss['failed']:.1f} %, and the "
-        f"distortion is lower by {statistics.mean(gains):.2f} +- {error:.2f} dB (standard error)"
+        f"distortion is lower by {gain}"
     )
 
 
@@ -156,13 +168,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     default = "for PREFIX.csv and PREFIX.json (default %(default)s)"
     add("-o", "--output", type=Path, default="runs/evaluation", metavar="PREFIX", help=default)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="such as gate_threshold=0.3")
-    add("--seed", type=int, default=0, help="seed of the prenet's dropout (default %(default)s)")
+    add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    make_folder(args.output.parent)
     changes = {"validation_files": args.filelist} if args.filelist else {}
     loaded = []
     for path in args.checkpoint:  # all are checked before the first is evaluated
@@ -170,6 +181,11 @@ def main(argv: list[str] | None = None) -> None:
         clips = load_clips(model.hparams.validation_files, model.hparams)[: args.clips]
         refuse(check_samples(MelCache(model.hparams).missing(clips), model.hparams))
         loaded.append((path, clips))
+        first, others = loaded[0]
+        if [(c.stamp, c.text) for c in clips] != [(c.stamp, c.text) for c in others]:
+            problem = f"{path}: has another validation set than {first}"
+            raise UserError(f"{problem}, so they do not compare; give --filelist")
+    make_folder(args.output.parent, "give another -o")
     results = []
     with StopSignals() as stop:
         for path, clips in loaded:
@@ -179,10 +195,10 @@ def main(argv: list[str] | None = None) -> None:
                 sys.exit(stopped.status)
             epoch = load_checkpoint(path).get("progress", {}).get("epoch", "")
             results.append({"checkpoint": str(path), "epoch": epoch, **numbers, "clips": rows})
-    write(args.output, results)
-    print(table(results))
+    print(table(results))  # first: the disk may be full
     if len(results) > 1:
         print(compare(results))
+    write(args.output, results)
     print(f"every clip: {args.output}.json")
 
 

@@ -32,8 +32,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cli import ArgumentParser, UserError, exit_on_user_error, positive, progress_bar
-from clips import check_text, load_clips, report_unknown_characters
+from cli import ArgumentParser, UserError, exit_on_user_error, positive, progress_bar, seed
+from clips import Clip, check_text, load_clips, report_unknown_characters
 from data_utils import MelDataset, collate
 from files import make_folder, replacing, require_space
 from hparams import AUDIO, HParams, create_hparams
@@ -65,6 +65,9 @@ def read_texts(args: argparse.Namespace) -> list[Text]:
         UserError: there are none, or an ID cannot name files or is used twice.
     """
     if args.text:
+        for i, text in enumerate(args.text, 1):
+            if re.search("[\udc80-\udcff]", text):  # bytes that Python could not decode
+                raise UserError(f"text {i}: {text[:60]!r} is not UTF-8; write it in a file, by -i")
         return [Text(str(i), text, f"text {i}") for i, text in enumerate(args.text, 1)]
     path = "standard input" if args.input in (None, "-") else args.input
     try:
@@ -214,10 +217,11 @@ def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
         for i in range(0, len(clips), BATCH_SIZE)
         if not all(path.exists() for path in paths[i : i + BATCH_SIZE])
     ]
-    n_bytes = sum(4 * hparams.n_mel_channels * clip.n_frames for clip in clips)
-    require_space(folder, n_bytes * len(starts) * BATCH_SIZE / len(clips), "choose another -o")
-    digest = hashlib.sha256(args.checkpoint.read_bytes()).hexdigest()
+    n_frames = sum(clip.n_frames for i in starts for clip in clips[i : i + BATCH_SIZE])
+    require_space(folder, 4 * hparams.n_mel_channels * n_frames, "give another -o")
+    digest = hashlib.sha256(args.checkpoint.read_bytes()).hexdigest()[:16]
     claim(folder, {"kind": "teacher_forced", "checkpoint": digest, "seed": args.seed}, paths)
+    refuse_other_clips(clips, paths)
     dataset = MelDataset(clips, open_mels(clips, hparams))
     for start in progress_bar(starts, "predicting mels", unit="batch"):
         torch.manual_seed(args.seed + start)
@@ -230,6 +234,21 @@ def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
     print(f"{folder}: mels of {len(clips):,} clips, {len(starts)} batches of them new")
 
 
+def refuse_other_clips(clips: Sequence[Clip], paths: Sequence[Path]) -> None:
+    """Raise :class:`UserError` if a mel that is there is not as long as its clip's."""
+    for clip, path in zip(clips, paths, strict=True):
+        if path.exists():
+            try:
+                n_frames = np.load(path, mmap_mode="r").shape[-1]
+            except (ValueError, EOFError):
+                n_frames = 0
+            if n_frames != clip.n_frames - 1:
+                raise UserError(
+                    f"{path}: has {n_frames} frames, but {clip.path} has {clip.n_frames - 1}; give "
+                    "another -o, or remove it"
+                )
+
+
 def claim(folder: Path, record: dict[str, str | int], paths: Sequence[str | Path]) -> None:
     """Make the output folder, and write in it whose files it has.
 
@@ -237,9 +256,13 @@ def claim(folder: Path, record: dict[str, str | int], paths: Sequence[str | Path
         UserError: ``paths`` would overwrite files that are not of this program, or of another
             checkpoint's mels.
     """
-    make_folder(folder)
-    path = folder / RECORD
-    held = json.loads(path.read_text()) if path.exists() else None
+    make_folder(folder, "give another -o")
+    path, held = folder / RECORD, None
+    if path.exists():
+        try:
+            held = json.loads(path.read_bytes())
+        except ValueError:
+            raise UserError(f"{path}: is not of this program; give another -o") from None
     present = next((name for name in paths if (folder / name).exists()), None)
     if held != record and (held or present):
         what = f"holds {held}, not {record}" if held else f"has a {Path(present).name} of its own"
@@ -264,7 +287,7 @@ def main(argv: list[str] | None = None) -> None:
     mels = "instead: predict the mels of these clips, to fine-tune a vocoder on"
     add("--teacher_forced", metavar="LIST", help=mels)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="such as gate_threshold=0.3")
-    add("--seed", type=int, default=0, help="seed of the prenet's dropout (default %(default)s)")
+    add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
     args = parser.parse_args(argv)
     if sum(map(bool, (args.text, args.input, args.teacher_forced))) > 1:
         raise UserError("give texts, or -i FILE, or --teacher_forced LIST, not two of them")

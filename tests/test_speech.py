@@ -1,6 +1,7 @@
 """Free-running speech and its measures, and scripts/evaluate.py, which prints them."""
 
 import csv
+import errno
 import json
 import math
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from conftest import build
 
+from checkpoint import load_checkpoint, save_checkpoint
 from cli import UserError
 from scripts import evaluate
 from speech import Spoken, attention_errors, mel_cepstral_distortion, speak
@@ -210,14 +212,34 @@ def test_it_says_which_checkpoint_speaks_best():
         "a has the lowest loss, but b speaks better: 0.0 % of the clips fail instead of 10.0 %, "
         "and the distortion is lower by 1.50 +- 0.50 dB (standard error)"
     )
+    a["clips"], b["clips"] = a["clips"][:1], b["clips"][:1]  # one clip has no standard error
+    assert evaluate.compare([a, b]).endswith("the distortion is lower by 1.00 dB")
     assert (
         evaluate.compare([a, result("c", 2, 20.0, 1, 1)])
         == "a has the lowest loss, and speaks best"
     )
 
 
+def test_numbers_are_printed_before_they_are_written(evaluated, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(evaluate, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        evaluated()
+    assert TRAINED.name in capsys.readouterr().out
+
+
 def test_what_cannot_be_evaluated_is_refused(evaluated, corpus, tmp_path):
     lines = (corpus / "val.txt").read_text().splitlines()
+    state, other = load_checkpoint(TRAINED), tmp_path / "other.pt"
+    for name, filelist in (("training_files", "train.txt"), ("validation_files", "val.txt")):
+        state["hparams"][name] = f"{corpus}/{filelist}"
+    save_checkpoint(tmp_path / "own.pt", state)
+    state["hparams"]["validation_files"] = f"{corpus}/train.txt"
+    save_checkpoint(other, state)
+    with pytest.raises(UserError, match=r"other\.pt: has another validation set than .*own\.pt"):
+        evaluated("--filelist", "", checkpoints=(tmp_path / "own.pt", other))
     (tmp_path / "bad.txt").write_text("\n".join([lines[0], "gone.wav|tone"]))
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -231,4 +253,6 @@ def test_what_cannot_be_evaluated_is_refused(evaluated, corpus, tmp_path):
             evaluated(*options)
     with pytest.raises(UserError, match="no such checkpoint"):
         evaluated(checkpoints=(TRAINED, tmp_path / "none.pt"))
-    assert not (tmp_path / "out/result.json").exists()
+    with pytest.raises(UserError, match="--seed: -1: use a whole number"):
+        evaluated("--seed=-1")
+    assert not (tmp_path / "out").exists()

@@ -233,6 +233,9 @@ def test_what_cannot_be_spoken_is_refused(speak, predict, corpus, tmp_path):
     torch.save({"state_dict": {}, "hparams": {"gone": 1}}, newer)
     torch.save({"state_dict": {}, "hparams": Path}, code)
     text.write_text("text")
+    state, infinite = load_checkpoint(TRAINED), tmp_path / "infinite.pt"
+    state["state_dict"]["embedding.weight"][0] = np.inf
+    torch.save(state, infinite)
     for checkpoint, words, settings, message in (
         (TRAINED, "...", "", r"text 2: text '\.\.\.' has nothing to speak"),
         (TRAINED, "", "", r"text 2: text '' has nothing to speak"),
@@ -243,6 +246,9 @@ def test_what_cannot_be_spoken_is_refused(speak, predict, corpus, tmp_path):
         (newer, "fine", "", r"newer\.pt: has settings .* not know \(gone\)"),
         (code, "fine", "", r"code\.pt: holds Python code"),
         (text, "fine", "", r"text\.pt: not a checkpoint"),
+        (infinite, "fine", "", r"infinite\.pt: embedding\.weight has values that are not finite"),
+        (TRAINED, "\n", "", r"text 2: text '\\n' has nothing to speak"),
+        (TRAINED, "caf\udce9", "", r"text 2: 'caf\\udce9' is not UTF-8"),
     ):
         with pytest.raises(UserError, match=message):
             speak(checkpoint, "fine", words, "--hparams", settings)
@@ -262,6 +268,7 @@ def test_what_cannot_be_spoken_is_refused(speak, predict, corpus, tmp_path):
         (["-i", f"{tmp_path}/none"], "none: No such file or directory; give a file of texts"),
         (["one", "-i", "-"], "not two of them"),
         (["one", "--split", "0"], "--split: 0: use a whole number"),
+        (["one", "--seed", "9" * 20], "--seed: 9+: use a whole number, 0 to"),
         (["{" + "AA0 " * 60 + "}", "--split", "90"], "split within {phones}"),
     ):
         with pytest.raises(UserError, match=message):
@@ -284,6 +291,9 @@ def test_nothing_of_others_is_overwritten(speak, predict, stopping, corpus, tmp_
     speak(stopping, "One tone.")
     with pytest.raises(UserError, match=r"holds .*speech.*give another -o"):
         predict()
+    (folder / "speech.json").write_text("{someone's")
+    with pytest.raises(UserError, match=r"speech\.json: is not of this program; give another -o"):
+        speak(stopping, "One tone.")
     other = corpus / "other"
     other.mkdir()
     first = (corpus / "val.txt").read_text().partition("|")[0]
@@ -296,6 +306,21 @@ def test_nothing_of_others_is_overwritten(speak, predict, stopping, corpus, tmp_
         predict()
 
 
+def test_a_mel_of_another_clip_of_that_name_is_refused(predict, corpus, tmp_path):
+    predict()
+    first = (corpus / "val.txt").read_text().partition("|")[0]
+    mel = tmp_path / "speech" / Path(first).with_suffix(".npy").name
+    before = mel.read_bytes()
+    samples, rate = soundfile.read(corpus / first)
+    soundfile.write(corpus / first, np.tile(samples, 2), rate)
+    with pytest.raises(UserError, match=rf"{mel.name}: has \d+ frames, but .* give another -o"):
+        predict()
+    assert mel.read_bytes() == before
+    mel.write_bytes(b"")
+    with pytest.raises(UserError, match=rf"{mel.name}: has 0 frames"):
+        predict()
+
+
 def test_a_full_disk_is_reported(speak, predict, stopping, monkeypatch):
     usage = shutil.disk_usage("/")
     with monkeypatch.context() as patch:
@@ -304,8 +329,8 @@ def test_a_full_disk_is_reported(speak, predict, stopping, monkeypatch):
             predict()
 
     def full(file):
-        raise OSError(errno.ENOSPC, "No space left on device", "1.wav")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left.*speech\.json"):
         speak(stopping, "One tone.")
