@@ -253,7 +253,8 @@ def draw_alignment(alignment: Tensor, text: str, frame: float) -> Figure:
     image = _show(axes, alignment.T, frame)
     figure.colorbar(image, label="attention weight")
     title = text if len(text) <= 90 else f"{text[:89]}…"
-    axes.set(xlabel="time (s)", ylabel="character", title=title)
+    axes.set_title(title, parse_math=False)  # $ is a dollar
+    axes.set(xlabel="time (s)", ylabel="character")
     return figure
 
 

@@ -85,7 +85,9 @@ def speak(
             n = int(output.mel_lengths[row])
             alignment = output.alignment[row, :n, : lengths[row]]
             stopped = bool(output.stopped[row])
-            yield i, Spoken(output.mel_postnet[row, :, :n].cpu(), alignment.cpu(), stopped)
+            # Clones, since views would keep the whole batch in memory.
+            mel, alignment = output.mel_postnet[row, :, :n].clone(), alignment.clone()
+            yield i, Spoken(mel.cpu(), alignment.cpu(), stopped)
 
 
 def mel_cepstral_distortion(mel: Tensor, target: Tensor) -> float:

@@ -12,6 +12,7 @@ from conftest import build
 
 from checkpoint import load_checkpoint, save_checkpoint
 from cli import UserError
+from logger import draw_alignment, render
 from scripts import evaluate
 from speech import Spoken, attention_errors, mel_cepstral_distortion, speak
 from validation import stop_errors
@@ -118,6 +119,16 @@ def test_speech_depends_on_the_seed_alone():
         assert spoken.alignment.shape == (12, len(texts[i]))
     other = dict(speak(model, texts, seed=1, batch_size=2))
     assert not torch.equal(first[0].mel, other[0].mel)
+
+
+def test_speech_keeps_no_more_than_itself_in_memory():
+    for _, spoken in speak(build(max_decoder_steps=9).eval(), [[5] * 4, [6] * 8]):
+        for kept in spoken[:2]:
+            assert kept.untyped_storage().nbytes() == kept.numel() * kept.element_size()
+
+
+def test_a_text_with_dollars_is_a_title_as_it_is():
+    render(draw_alignment(torch.ones(4, 3), r"for $\frac$", HOP))
 
 
 # evaluate.py
