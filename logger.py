@@ -193,7 +193,7 @@ class RunLogger:
         name, text = f"speech/{i + 1}", hparams.speak_texts[i]
         stem = self.sample_dir / f"step_{step:08d}_{i + 1}"
         frame = hparams.hop_length / hparams.sampling_rate  # seconds
-        pixels = render(draw_speech(spoken, text, frame))
+        pixels = render(draw_speech([spoken.alignment], spoken.mel, text, frame))
         imsave(f"{stem}.png", pixels)
         sound, wav = griffin_lim(spoken.mel, hparams), io.BytesIO()
         soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
@@ -240,6 +240,11 @@ def _show(axes: Any, values: Tensor, frame: float, **colours: Any) -> Any:
     return axes.imshow(values.numpy(), aspect="auto", origin="lower", extent=extent, **colours)
 
 
+def _set_title(axes: Any, text: str) -> None:
+    title = text if len(text) <= 90 else f"{text[:89]}…"
+    axes.set_title(title, loc="left", parse_math=False)  # $ is a dollar
+
+
 def render(figure: Figure) -> np.ndarray:
     """Pixels (height, width, 4) uint8."""
     canvas = FigureCanvasAgg(figure)
@@ -252,20 +257,30 @@ def draw_alignment(alignment: Tensor, text: str, frame: float) -> Figure:
     figure, (axes,) = _figure(4)
     image = _show(axes, alignment.T, frame)
     figure.colorbar(image, label="attention weight")
-    title = text if len(text) <= 90 else f"{text[:89]}…"
-    axes.set_title(title, parse_math=False)  # $ is a dollar
+    _set_title(axes, text)
     axes.set(xlabel="time (s)", ylabel="character")
     return figure
 
 
-def draw_speech(spoken: Spoken, text: str, frame: float) -> Figure:
-    """Attention weights above the mel; ``frame``: hop in seconds."""
+def draw_speech(
+    alignments: Sequence[Tensor], mel: Tensor, text: str, frame: float, pause: int = 0
+) -> Figure:
+    """Attention weights of the pieces of a text, one after the other with pauses of ``pause``
+    frames, above the mel of them all; ``frame``: hop in seconds."""
     figure, (above, below) = _figure(6, 2)
-    image = _show(above, spoken.alignment.T, frame)
+    t = n = 0
+    for alignment in alignments:
+        T_out, T_in = alignment.shape
+        image = above.imshow(
+            alignment.T.numpy(), aspect="auto", origin="lower", vmin=0, vmax=1,
+            extent=(t * frame, (t + T_out) * frame, n, n + T_in),
+        )  # fmt: skip
+        t, n = t + T_out + pause, n + T_in
+    above.set(ylabel="character", xlim=(0, mel.size(1) * frame), ylim=(0, n))
+    above.set_facecolor(image.cmap(0.0))
+    _set_title(above, text)
     figure.colorbar(image, ax=above, label="attention weight")
-    figure.colorbar(_show(below, spoken.mel, frame, cmap="magma"), ax=below, label="ln magnitude")
-    title = text if len(text) <= 90 else f"{text[:89]}…"
-    above.set(ylabel="character", title=title)
+    figure.colorbar(_show(below, mel, frame, cmap="magma"), ax=below, label="ln magnitude")
     below.set(xlabel="time (s)", ylabel="mel channel")
     return figure
 

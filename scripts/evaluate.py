@@ -86,7 +86,7 @@ def evaluate(
         errors = attention_errors(speech.alignment, letters(clip, hparams), hop_seconds)
         failures = {
             "never stops": not speech.stopped,
-            "stops early": n_frames < STOPS_EARLY * clip.n_frames,
+            "stops early": speech.stopped and n_frames < STOPS_EARLY * clip.n_frames,
             "skips": bool(errors.skipped),
             "repeats": errors.repeats > 0,
             "breaks": errors.breaks > 0,

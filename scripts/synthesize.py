@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import soundfile
 import torch
+from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -45,6 +46,7 @@ from speech import Spoken, load_model, speak
 from text import clean_text
 
 BATCH_SIZE = 16  # clips, with --teacher_forced
+AT_A_TIME = 256  # texts that are sorted by length, which memory holds
 PAUSE = 0.25  # seconds between the pieces of a long text
 SILENT = float(np.log(1e-5))  # the lowest value of a log-mel
 RECORD = "speech.json"  # in the output folder: whose files it has
@@ -136,67 +138,69 @@ def symbols_of(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
     return pieces
 
 
-def join(pieces: Sequence[Spoken], hop_seconds: float) -> Spoken:
-    """The pieces of a text, with pauses between them."""
-    n, n_mels = round(PAUSE / hop_seconds), pieces[0].mel.size(0)
-    mels, alignments = [pieces[0].mel], [pieces[0].alignment]
-    for piece in pieces[1:]:
-        mels += [torch.full((n_mels, n), SILENT), piece.mel]
-        alignments += [torch.zeros(n, 0), piece.alignment]
-    stopped = all(piece.stopped for piece in pieces)
-    return Spoken(torch.cat(mels, 1), torch.block_diag(*alignments), stopped)
-
-
 def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
     """Speak texts; exit with status 1 if one of them never stops."""
     hparams, texts = model.hparams, read_texts(args)
-    hop_seconds = hparams.hop_length / hparams.sampling_rate
     ids = [symbols_of(text, hparams, args.split) for text in texts]
     report_unknown_characters(((text.location, text.text) for text in texts), hparams)
     suffixes = args.format, "npy", "png"
-    claim(
-        args.output_dir,
-        {"kind": "speech"},
-        [f"{text.name}.{s}" for text in texts for s in suffixes],
-    )
-    where = [(i, j) for i, pieces in enumerate(ids) for j in range(len(pieces))]
-    spoken = [dict.fromkeys(range(len(pieces))) for pieces in ids]  # in order, None until spoken
-    lines, cut_off = [""] * len(texts), []
-    outputs = speak(model, [ids[i][j] for i, j in where], args.seed)
-    for k, piece in progress_bar(outputs, "speaking", len(where)):
-        i, j = where[k]
-        spoken[i][j] = piece
-        if None in spoken[i].values():
-            continue
-        whole, spoken[i] = join([*spoken[i].values()], hop_seconds), {}
-        name, text, _ = texts[i]
-        write_speech(args.output_dir / name, whole, text, args.format, hparams)
-        seconds = whole.mel.size(1) * hop_seconds
-        lines[i] = f"{args.output_dir / name}.{args.format}: {seconds:.1f} s"
-        if not whole.stopped:
-            cut_off.append(i)
-            lines[i] += ", cut off: it never stopped (train longer, or lower gate_threshold)"
-        elif seconds < 0.05:
-            lines[i] += (
-                ", nothing to hear: it stopped at once (train longer, or raise gate_threshold)"
-            )
-    print(*lines, sep="\n")
+    names = [f"{text.name}.{suffix}" for text in texts for suffix in suffixes]
+    claim(args.output_dir, {"kind": "speech"}, names)
+    cut_off = []
+    with progress_bar(total=len(texts), desc="speaking", unit="text") as bar:
+        for start in range(0, len(texts), AT_A_TIME):
+            chosen = range(start, min(start + AT_A_TIME, len(texts)))
+            where = [(i, j) for i in chosen for j in range(len(ids[i]))]
+            spoken = {i: {} for i in chosen}  # the pieces of each text so far
+            lines = {}
+            for k, piece in speak(model, [ids[i][j] for i, j in where], args.seed):
+                i, j = where[k]
+                spoken[i][j] = piece
+                if len(spoken[i]) < len(ids[i]):
+                    continue
+                pieces = [piece for _, piece in sorted(spoken.pop(i).items())]
+                if not all(piece.stopped for piece in pieces):
+                    cut_off.append(i)
+                path = args.output_dir / texts[i].name
+                lines[i] = write_speech(path, pieces, texts[i].text, args.format, hparams)
+                bar.update()
+            tqdm.write("\n".join(lines[i] for i in chosen))
     if cut_off:
         names = ", ".join(texts[i].name for i in sorted(cut_off))
         print(f"{len(cut_off)} of {len(texts)} never stopped: {names}")
         sys.exit(1)
 
 
-def write_speech(stem: Path, spoken: Spoken, text: str, kind: str, hparams: HParams) -> None:
-    """Write the audio, the mel and a picture of both to ``stem`` with their suffixes."""
-    audio, mel, picture = (io.BytesIO() for _ in range(3))
-    soundfile.write(audio, griffin_lim(spoken.mel, hparams), hparams.sampling_rate, format=kind)
-    np.save(mel, spoken.mel.numpy())
+def write_speech(
+    stem: Path, pieces: Sequence[Spoken], text: str, kind: str, hparams: HParams
+) -> str:
+    """Write the audio, the mel and a picture of a text, whose pieces have pauses between them, to
+    ``stem`` with their suffixes; returns a line about it."""
     hop_seconds = hparams.hop_length / hparams.sampling_rate
-    draw_speech(spoken, text, hop_seconds).savefig(picture, format="png")
-    for suffix, content in ((kind, audio), ("npy", mel), ("png", picture)):
+    pause = round(PAUSE / hop_seconds)  # frames
+    mels, sounds = [], []
+    for piece in pieces:
+        if mels:
+            mels.append(torch.full((len(piece.mel), pause), SILENT))
+            sounds.append(np.zeros((pause + 1) * hparams.hop_length, np.float32))
+        mels.append(piece.mel)
+        sounds.append(griffin_lim(piece.mel, hparams))
+    mel = torch.cat(mels, 1)
+    figure = draw_speech([piece.alignment for piece in pieces], mel, text, hop_seconds, pause)
+    files = {suffix: io.BytesIO() for suffix in (kind, "npy", "png")}
+    soundfile.write(files[kind], np.concatenate(sounds), hparams.sampling_rate, format=kind)
+    np.save(files["npy"], mel.numpy())
+    figure.savefig(files["png"], format="png")
+    for suffix, content in files.items():
         with replacing(Path(f"{stem}.{suffix}")) as file:
             file.write(content.getvalue())
+    seconds = mel.size(1) * hop_seconds
+    line = f"{stem}.{kind}: {seconds:.1f} s"
+    if not all(piece.stopped for piece in pieces):
+        line += ", cut off: it never stopped (train longer, or lower gate_threshold)"
+    elif seconds < 0.05:
+        line += ", nothing to hear: it stopped at once (train longer, or raise gate_threshold)"
+    return line
 
 
 @torch.inference_mode()
@@ -289,7 +293,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--hparams", default="", metavar="NAME=VALUE,...", help="such as gate_threshold=0.3")
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
     args = parser.parse_args(argv)
-    if sum(map(bool, (args.text, args.input, args.teacher_forced))) > 1:
+    given = args.text or None, args.input, args.teacher_forced
+    if sum(source is not None for source in given) > 1:
         raise UserError("give texts, or -i FILE, or --teacher_forced LIST, not two of them")
 
     model = load_model(args.checkpoint, args.hparams)
@@ -300,7 +305,7 @@ def main(argv: list[str] | None = None) -> None:
             f"note: the mels have {', '.join(others)}; published HiFi-GAN and WaveGlow models need "
             "those of --preset nvidia, given to train.py"
         )
-    if args.teacher_forced:
+    if args.teacher_forced is not None:
         predict_mels(model, args)
     else:
         synthesize(model, args)

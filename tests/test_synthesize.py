@@ -127,6 +127,17 @@ def test_a_long_text_is_split_at_sentences_then_commas_then_words(speak, tmp_pat
     mel = np.load(tmp_path / "speech" / "1.npy")
     assert mel.shape == (10, 4 * 9 + 3 * pause)
     assert (mel[:, 9 : 9 + pause] == np.float32(np.log(1e-5))).all()
+    samples, _ = soundfile.read(tmp_path / "speech" / "1.wav")
+    assert len(samples) == (mel.shape[1] - 1) * 276
+    assert not samples[8 * 276 : (9 + pause) * 276].any() and samples[: 8 * 276].any()
+
+
+def test_texts_are_spoken_so_many_at_a_time_and_listed_in_order(speak, tmp_path, monkeypatch):
+    monkeypatch.setattr(synthesize, "AT_A_TIME", 2)
+    texts = "one", "a tone and two tones", "the longest of all", "a", "two tones"
+    printed, _ = speak(TRAINED, *texts, "--hparams", "max_decoder_steps=5")
+    names = re.findall(r"speech/(\d)\.wav: ", printed)
+    assert names == ["1", "2", "3", "4", "5"]
 
 
 def test_a_text_of_5000_characters_is_spoken(speak, stopping, tmp_path):
