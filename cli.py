@@ -118,7 +118,11 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._restore()
+        if self.agree:  # torchrun's signal must not end this process before it says why it ends
+            for number in self.handlers:
+                signal.signal(number, signal.SIG_IGN)
+        else:
+            self._restore()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self.alarm)
 
