@@ -199,7 +199,8 @@ class RunLogger:
         soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
         Path(f"{stem}.wav").write_bytes(wav.getvalue())
         self.tensorboard.add_image(f"{name}/alignment", pixels, step, dataformats="HWC")
-        self.tensorboard.add_audio(f"{name}/audio", sound, step, hparams.sampling_rate)
+        if len(sound):  # not if it stopped at once
+            self.tensorboard.add_audio(f"{name}/audio", sound, step, hparams.sampling_rate)
         self.tensorboard.add_text(f"{name}/text", text, step)
         self.tensorboard.flush()
 

@@ -131,10 +131,13 @@ def compare(results: list[dict[str, Any]]) -> str:
     if len(gains) > 1:
         error = statistics.stdev(gains) / math.sqrt(len(gains))
         gain = f"{statistics.mean(gains):.2f} +- {error:.2f} dB (standard error)"
+    better = f"the distortion is lower by {gain}"
+    if best["failed"] < by_loss["failed"]:
+        fails = f"{best['failed']:.1f} % of the clips fail instead of {by_loss['failed']:.1f} %"
+        better = f"{fails}, and {better}"
     return (
         f"{by_loss['checkpoint']} has the lowest loss, but {best['checkpoint']} speaks better: "
-        f"{best['failed']:.1f} % of the clips fail instead of {by_loss['failed']:.1f} %, and the "
-        f"distortion is lower by {gain}"
+        f"{better}"
     )
 
 

@@ -1,5 +1,6 @@
 """docs/results.md says what the records beside it say."""
 
+import csv
 import re
 import sys
 from pathlib import Path
@@ -58,3 +59,21 @@ def test_pictures_and_commands_are_there():
     for word in REPORT.split():
         if word.startswith("scripts/"):
             assert (ROOT / word.rstrip("`.,:;)")).is_file(), word
+
+
+def test_the_table_of_speech_is_its_record():
+    with open(ROOT / "docs" / "results" / "speech.csv") as file:
+        records = list(csv.DictReader(file))
+    text = (ROOT / "docs" / "speech.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", text, re.M)
+    assert len(rows) == len(records) == 8
+    for (epoch, row), record in zip(rows, records, strict=True):
+        counts = " | ".join(record[name] for name in ("never stops", "skips", "repeats"))
+        loss, failed, distortion = (
+            float(record[name]) for name in ("masked_loss", "failed", "distortion")
+        )
+        failures = "100" if failed == 100 else f"{failed:.1f}"
+        assert (epoch, row) == (
+            record["epoch"],
+            f"{loss:.2f} | {counts} | {failures} % | {distortion:.1f} dB",
+        )

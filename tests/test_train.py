@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from conftest import NO_DROPOUT, records
 from matplotlib.image import imread
@@ -231,6 +232,16 @@ def test_speech_is_logged_by_step_and_does_not_disturb_training(tmp_path, settin
         assert [audio.step for audio in logged.Audio(f"speech/{i}/audio")] == spoken
     texts = logged.Tensors("speech/2/text/text_summary")
     assert texts[0].tensor_proto.string_val[0] == b"Three!"
+
+
+def test_speech_that_stops_at_once_has_a_picture_and_no_sound(tmp_path, settings, run):
+    options = "epochs=1,epochs_per_validation=1,speak_every=1,gate_threshold=1e-6"
+    assert run("run", settings + options) == 0
+    logged = EventAccumulator(str(tmp_path / "run")).Reload()
+    assert len(logged.Images("speech/2/alignment")) == 1
+    assert "speech/2/audio" not in logged.Tags()["audio"]
+    (wav,) = (tmp_path / "run" / "sample").glob("step_*_2.wav")
+    assert soundfile.info(wav).frames == 0
 
 
 # Another run, which starts from a checkpoint
