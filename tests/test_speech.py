@@ -128,7 +128,9 @@ def test_speech_keeps_no_more_than_itself_in_memory():
 
 
 def test_a_text_with_dollars_is_a_title_as_it_is():
-    render(draw_alignment(torch.ones(4, 3), r"for $\frac$", HOP))
+    figure = draw_alignment(torch.ones(4, 3), r"for $\frac$", HOP)
+    assert render(figure).shape[2] == 4  # as a formula, it would be refused
+    assert figure.axes[0].get_title(loc="left") == r"for $\frac$"
 
 
 # evaluate.py
