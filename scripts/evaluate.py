@@ -1,6 +1,6 @@
 """Say how well checkpoints speak: a table, and the same numbers as CSV and JSON.
 
-    python scripts/evaluate.py -c runs/first/checkpoint_*.pt
+    python scripts/evaluate.py -c runs/first/checkpoint_0*.pt
     python scripts/evaluate.py -c A.pt B.pt --filelist filelists/other.txt -o runs/A_and_B
 
 Each clip of the list (by default, the checkpoint's validation set) is predicted with teacher

@@ -49,6 +49,7 @@ BATCH_SIZE = 16  # clips, with --teacher_forced
 AT_A_TIME = 256  # texts that are sorted by length, which memory holds
 PAUSE = 0.25  # seconds between the pieces of a long text
 SILENT = float(np.log(1e-5))  # the lowest value of a log-mel
+FORMATS = "wav", "flac"
 RECORD = "speech.json"  # in the output folder: whose files it has
 
 
@@ -143,8 +144,7 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
     hparams, texts = model.hparams, read_texts(args)
     ids = [symbols_of(text, hparams, args.split) for text in texts]
     report_unknown_characters(((text.location, text.text) for text in texts), hparams)
-    suffixes = args.format, "npy", "png"
-    names = [f"{text.name}.{suffix}" for text in texts for suffix in suffixes]
+    names = [f"{text.name}.{suffix}" for text in texts for suffix in (*FORMATS, "npy", "png")]
     claim(args.output_dir, {"kind": "speech"}, names)
     cut_off = []
     with progress_bar(total=len(texts), desc="speaking", unit="text") as bar:
@@ -194,6 +194,8 @@ def write_speech(
     for suffix, content in files.items():
         with replacing(Path(f"{stem}.{suffix}")) as file:
             file.write(content.getvalue())
+    for other in {*FORMATS} - {kind}:  # of an earlier call, and another mel
+        Path(f"{stem}.{other}").unlink(missing_ok=True)
     seconds = mel.size(1) * hop_seconds
     line = f"{stem}.{kind}: {seconds:.1f} s"
     if not all(piece.stopped for piece in pieces):
@@ -283,7 +285,7 @@ def main(argv: list[str] | None = None) -> None:
     add("-i", "--input", metavar="FILE", help="a file of texts; -: standard input")
     add("-c", "--checkpoint", required=True, type=Path, help="of train.py, export.py or NVIDIA's")
     add("-o", "--output_dir", type=Path, default=Path("runs/speech"), help="(default %(default)s)")
-    add("--format", choices=("wav", "flac"), default="wav", help="of the audio (default wav)")
+    add("--format", choices=FORMATS, default="wav", help="of the audio (default wav)")
     longest = (
         "split texts of more characters (default %(default)s; the longest of LJSpeech has 187)"
     )

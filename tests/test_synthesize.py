@@ -106,6 +106,9 @@ def test_texts_come_from_a_file_or_standard_input(speak, stopping, tmp_path, mon
     names = [line.partition(":")[0] for line in printed.splitlines()[1:-1]]
     assert names == [f"{tmp_path}/speech/{name}.flac" for name in ("first", "second", "3")]
     assert soundfile.info(names[0]).format == "FLAC"
+    speak(TRAINED, "-i", f"{tmp_path}/texts.txt", "--hparams", "max_decoder_steps=9")
+    suffixes = {path.suffix for path in (tmp_path / "speech").glob("first.*")}
+    assert suffixes == {".wav", ".npy", ".png"}  # the flac was of another mel
     for options in ([], ["-i", "-"]):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one tone\n")))
         assert f"{tmp_path}/speech/1.wav" in speak(stopping, *options)[0]
