@@ -56,7 +56,7 @@ class HParams:
     sampling_rate: int = 22050  # Hz
     filter_length: int = 2048  # FFT size in samples
     hop_length: int = 276  # samples between frames; 276 is 12.5 ms (Sec. 6)
-    win_length: int = 1102  # window length in samples; 1102 is 50 ms (Sec. 6)
+    win_length: int = 1103  # window length in samples; 1103 is 50 ms, rounded up (Sec. 6)
     n_mel_channels: int = 80  # mel bands
     mel_fmin: float = 0.0  # lower edge of the mel bands, Hz
     mel_fmax: float = 8000.0  # upper edge of the mel bands, Hz
@@ -66,6 +66,7 @@ class HParams:
     batch_size: int = 16  # clips per batch; the base batch size with dynamic_batch_size
     dynamic_batch_size: bool = True  # DBS: fill each batch up to the batch capacity (Sec. 4)
     batch_randomization: bool = True  # BR: shuffle the order of the batches (Sec. 5)
+    longest_first: bool = True  # SB, SSB, BKT: sort from the longest clip down, or else up
     lrf: float = 0.1  # SSB: local randomisation factor, the noise added to lengths
     bucket_size: int = 1024  # BKT: clips per bucket, with bucket_edges=size
     bucket_edges: str = "size"  # BKT: size (of bucket_size clips), uniform or quantile
@@ -172,7 +173,7 @@ AUDIO = (  # what mels depend on
     "mel_fmax",
 )  # fmt: skip
 PRESETS = {
-    "paper": {"hop_length": 276, "win_length": 1102, "filter_length": 2048},  # the defaults
+    "paper": {"hop_length": 276, "win_length": 1103, "filter_length": 2048},  # the defaults
     # The mel that NVIDIA's Tacotron 2, WaveGlow and HiFi-GAN share.
     "nvidia": {"hop_length": 256, "win_length": 1024, "filter_length": 1024},
 }
@@ -228,6 +229,8 @@ def create_hparams(
 
 def by_new_names(settings: dict[str, object]) -> dict[str, object]:
     """Settings that an earlier version saved, by their names and values of today."""
+    if settings.get("batching_strategy") in ("SB", "SSB"):  # these sorted from the shortest up
+        settings = {"longest_first": False, **settings}
     settings = {RENAMED.get(name, name): value for name, value in settings.items()}
     return settings | ({"decoder": "auto"} if settings.get("decoder") == "graph" else {})
 

@@ -25,7 +25,7 @@ from scripts.paper import BATCHING, EXPERIMENTS, PAPER_EPOCHS, PAPER_STAGES, exp
 
 # The batching settings that compared runs may differ in. LRF is not one of them: bucket_size and
 # n_bins are chosen to match its padding.
-CHOICE = {*BATCHING, "bucket_size", "n_bins", "bucket_edges", "n_buckets"}
+CHOICE = {*BATCHING, "longest_first", "bucket_size", "n_bins", "bucket_edges", "n_buckets"}
 # Settings that any two runs may differ in. Filelists may have moved: the number of frames in an
 # epoch tells whether two runs had the same clips.
 IGNORED = {*MAY_CHANGE, "training_files", "validation_files"} - {"epochs_per_validation"}

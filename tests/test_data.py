@@ -249,8 +249,8 @@ BAD_LINES = {
     "99.wav|ok": "99.wav: no such file; fix its line, or set data_dir",
     "stereo.wav|ok": "stereo.wav: 2 channels; mix it down to mono",
     "rate.wav|ok": "rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz, or change ",
-    "short.wav|ok": "short.wav: 1101 samples, too short for a mel; remove * 1102 samples or more",
-    "empty.wav|ok": "empty.wav: 0 samples, too short for a mel; remove * 1102 samples or more",
+    "short.wav|ok": "short.wav: 1101 samples, too short for a mel; remove * 1103 samples or more",
+    "empty.wav|ok": "empty.wav: 0 samples, too short for a mel; remove * 1103 samples or more",
     "noise.wav|ok": "noise.wav: not a readable sound file (*); replace it",
     "AIFF.wav|ok": "AIFF.wav: is AIFF; convert it to wav or flac",
     "RF64.wav|ok": "RF64.wav: is RF64; convert it to wav or flac",
@@ -412,7 +412,7 @@ def test_up_to_one_percent_of_bad_clips_can_be_skipped(
 )
 def test_every_sample_format_is_scaled_to_one(corpus, hparams, subtype, bits):
     """In clips of one window, the shortest there are."""
-    samples = 0.9 * np.sin(np.arange(1102) / 20)
+    samples = 0.9 * np.sin(np.arange(1103) / 20)
     soundfile.write(corpus / "x.wav", samples, 22050, subtype=subtype)
     (clip,) = load_list(hparams, "x.wav|ok")
     read = read_samples(clip, hparams)

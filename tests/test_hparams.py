@@ -24,7 +24,7 @@ TEXT = st.text(st.characters(codec="utf-8"))
 
 
 def test_the_presets_are_the_paper_and_nvidia():
-    for preset, frames in ((None, (276, 1102, 2048)), ("nvidia", (256, 1024, 1024))):
+    for preset, frames in ((None, (276, 1103, 2048)), ("nvidia", (256, 1024, 1024))):
         hparams = create_hparams(preset=preset)
         assert (hparams.hop_length, hparams.win_length, hparams.filter_length) == frames
         assert hparams.sampling_rate == 22050
@@ -118,7 +118,7 @@ REFUSED = {
     "symbols='a\\n'": r"setting symbols: '\n' (U+000A) is a control character",
     "symbols='a\"": "unbalanced quotes",
     "precision=fp16": "use one of fp32, tf32, bf16",
-    "hop_length=4000": "hop_length=4000: use at most win_length=1102",
+    "hop_length=4000": "hop_length=4000: use at most win_length=1103",
     "mel_fmax=12000": "mel_fmax=12000.0: use a value above mel_fmin=0.0 up to",
     "encoder_kernel_size=4": "use an odd number",
     "batch_capacity=9000,dynamic_batch_size=False": "set dynamic_batch_size=True",
