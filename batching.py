@@ -24,6 +24,7 @@ import difflib
 import inspect
 import sys
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -593,7 +594,7 @@ class EpochBatchSampler:
 
     def __len__(self) -> int:
         """Number of batches of the next iteration, or of the one that has begun; after
-        :meth:`load_state_dict`, of what is left of the epoch."""
+        :meth:`start_at`, of what is left of the epoch."""
         return len(self.steps) - self._first
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -606,25 +607,41 @@ class EpochBatchSampler:
             self._done = step + 1
             yield plan[mine[step, rank]].tolist()
 
+    def start_at(self, epoch: int, batch: int) -> None:
+        """Plan ``epoch`` and begin after ``batch`` of its batches, none of which is drawn.
+
+        Raises:
+            ValueError: the epoch has fewer batches.
+        """
+        self.set_epoch(epoch)
+        n_batches = len(self.steps)
+        _check(0 <= batch <= n_batches, f"batch={batch}: epoch {epoch} has {n_batches} batches")
+        self._first, self._done, self._begun = batch, batch, False
+
     def state_dict(self, batch: int | None = None) -> dict[str, int]:
         """The state after ``batch`` batches of the epoch; None: after those handed out.
 
         With DataLoader workers, which draw batches ahead of training, the training loop must count
         them (as torchdata's StatefulDataLoader does).
         """
-        return {"epoch": self.epoch, "batch": self._done if batch is None else batch}
+        batch = self._done if batch is None else batch
+        return {"epoch": self.epoch, "batch": batch, "checksum": self._checksum()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume with the first batch that was not done; no batch is drawn to get there.
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Resume after the batches that were done.
 
         Raises:
-            ValueError: the plan of that epoch has fewer batches.
+            ValueError: the state is of other lengths, settings or replicas.
         """
         self.set_epoch(state["epoch"])
-        n_batches = len(self.steps)
         _check(
-            0 <= state["batch"] <= n_batches,
-            f"batch {state['batch']} of epoch {state['epoch']}: its plan has {n_batches} "
-            "batches, so the state is of other lengths or settings",
+            state["checksum"] == self._checksum(),
+            f"the state after batch {state['batch']} of epoch {state['epoch']} is of other "
+            "lengths, settings or replicas: use the same, or start anew",
         )
-        self._first, self._done, self._begun = state["batch"], state["batch"], False
+        self.start_at(state["epoch"], state["batch"])
+
+    def _checksum(self) -> int:
+        """Tells the batches of this epoch from others."""
+        parts = self.plan.order, self.plan.ends, self.steps
+        return zlib.crc32(b"".join(part.tobytes() for part in parts))

@@ -295,7 +295,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             "precision": hparams.precision,
         }
         logger.write("start", progress.epoch, progress.step, trained_by)
-        sampler.load_state_dict({"epoch": progress.epoch, "batch": progress.batch})
+        sampler.start_at(progress.epoch, progress.batch)
         while progress.epoch < hparams.epochs:
             epoch = progress.epoch
             sampler.set_epoch(epoch)

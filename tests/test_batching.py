@@ -456,7 +456,7 @@ def check_resuming(
     sampler.set_epoch(epoch)
     drawn = [batch for batch, _ in zip(load(sampler), range(stop), strict=False)]
     state = sampler.state_dict(stop)
-    assert state == {"epoch": epoch, "batch": stop}
+    assert (state["epoch"], state["batch"]) == (epoch, stop)
     assert list(sampler) == following, "the next iteration is the next epoch"
     sampler.set_epoch(epoch)
     assert list(sampler) == whole, "an epoch that is set starts again"
@@ -467,14 +467,17 @@ def check_resuming(
     loader = load(resumed)
     assert len(loader) == len(whole) - stop
     assert drawn + list(loader) == whole
-    assert resumed.state_dict() == {"epoch": epoch, "batch": len(whole)}
+    assert resumed.state_dict() == {**state, "batch": len(whole)}
     assert list(loader) == following
     resumed.load_state_dict(state)
     for e, wanted in ((epoch + 1, following), (epoch, whole)):
         resumed.set_epoch(e)
         assert len(loader) == len(wanted) and list(loader) == wanted
-    with pytest.raises(ValueError, match=f"^batch 9999 of epoch {epoch}: .* of other lengths"):
-        resumed.load_state_dict({"epoch": epoch, "batch": 9999})
+    with pytest.raises(ValueError, match=f"^batch=9999: epoch {epoch} has {len(whole)} batches"):
+        resumed.start_at(epoch, 9999)
+    other = EpochBatchSampler([*lengths, max(lengths)], **settings)
+    with pytest.raises(ValueError, match=rf"^the state after batch {stop} of .* of other lengths"):
+        other.load_state_dict(state)
 
 
 @law
@@ -539,7 +542,7 @@ def test_replicas_share_an_epoch_in_equally_many_steps(case, n):
         assert len(sampler) == len(steps) and sampler.n_repeated == steps.size - len(plan)
         batches = [plan[j].tolist() for j in steps[:, rank]]
         assert list(sampler) == batches
-        sampler.load_state_dict({"epoch": epoch, "batch": len(batches) // 2})
+        sampler.start_at(epoch, len(batches) // 2)
         left = batches[len(batches) // 2 :]
         assert len(sampler) == len(left) and list(sampler) == left and len(sampler) == len(left)
 
