@@ -127,6 +127,7 @@ def test_git_ignores_the_lists_that_are_made_by_default_and_no_other(tmp_path):
     made = {HParams.training_files, HParams.validation_files}
     made |= set(re.findall(r"filelists/\w+\.txt", (ROOT / "scripts/demo.sh").read_text()))
     others = ["filelists/mine.txt", "filelists/mine_train.txt", "filelists/ljspeech_lengths.csv"]
+    others += [f"filelists/ljspeech_{part}_ids.txt" for part in ("train", "val")]
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     shutil.copy(ROOT / ".gitignore", tmp_path)
     command = ["git", "-C", tmp_path, "check-ignore", *made, *others]
