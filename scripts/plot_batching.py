@@ -44,6 +44,7 @@ PADDING = {"facecolor": "#ececec", "edgecolor": "#a8a8a8", "hatch": "////", "lin
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 LEGEND = {"loc": "lower right", "bbox_to_anchor": (1, 1.095), "frameon": False, "borderpad": 0}
 LEGEND |= {"borderaxespad": 0.2, "handlelength": 1.6}
+FIGURE_LRF = 0.15  # of the paper's Figure 1, with which it compares its Figure 3
 
 
 def statistics(
@@ -151,16 +152,22 @@ def paper_cell(batching: str) -> str:
 
 
 def draw_batches(
-    lengths: ndarray, args: Namespace, name: str, batch_size: int, content: str, titles: dict
+    lengths: ndarray,
+    args: Namespace,
+    name: str,
+    batch_size: int,
+    lrf: float,
+    content: str,
+    titles: dict,
 ) -> None:
     """Clips as bars in training order, one colour per batch, padding hatched; a panel for each
     method of ``titles``, such as SSB-DBS-BR, three in a row."""
     rows = len(titles) // 3
     figure = Figure(figsize=(9, 0.5 + 2.6 * rows), layout="constrained")
-    content = f"{len(lengths)} clips at random; {content}"
+    content = f"{len(lengths)} clips at random; {content}, LRF {lrf:g}"
     figure.suptitle(content, x=0.01, ha="left", fontsize=9)
     axes = figure.subplots(rows, 3, sharey=True, sharex=True, squeeze=False)
-    settings = {"lrf": args.lrf, "bucket_size": 12, "n_bins": 4}
+    settings = {"lrf": lrf, "bucket_size": 12, "n_bins": 4}
     n = len(lengths)
     x = np.arange(n) + 0.5
     for ax, (method, title) in zip(axes.flat, titles.items(), strict=True):
@@ -256,21 +263,20 @@ def draw_all(lengths: ndarray, args: Namespace) -> None:
     """Figures 1 to 3, the picture of the strategies, and the histogram, in ``args.output_dir``."""
     draw_histogram(lengths, args)
     draw = partial(draw_batches, subset(lengths, EXAMPLE_CLIPS, 0), args)
-    lrf = f"LRF {args.lrf:g}"
     titles = {"RAND": "(a) RAND", "SB": "(b) SB", "SSB": "(c) SSB"}
-    draw("figure1", 8, f"batches of 8, {lrf}", titles)
+    draw("figure1", 8, FIGURE_LRF, "batches of 8", titles)
     titles = {f"{method}-DBS": f"{title}-DBS" for method, title in titles.items()}
-    draw("figure3", 8, f"base batch size 8, {lrf}", titles)
+    draw("figure3", 8, FIGURE_LRF, "base batch size 8", titles)
     draw_parameters(lengths, args)
     titles = {
         "RAND": "RAND: random",
         "SB": "SB: sorted",
-        "SSB": f"SSB: semi-sorted, {lrf}",
+        "SSB": f"SSB: semi-sorted, LRF {args.lrf:g}",
         "BKT": "BKT: buckets of 12",
         "ATS": "ATS: alternated sorting, 4 bins",
         "SSB-DBS-BR": "SSB-DBS-BR: dynamic, shuffled",
     }
-    draw("strategies", 4, f"batches of 4, {lrf}, buckets of 12, 4 bins", titles)
+    draw("strategies", 4, args.lrf, "batches of 4, buckets of 12, 4 bins", titles)
 
 
 def parse_args() -> Namespace:

@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -290,7 +290,7 @@ def refuse_other_list(path: Path, lines: list[str]) -> None:
     if existing != lines:
         raise UserError(
             f"{path}: already has {len(existing):,} clips, this run would write {len(lines):,} "
-            f"({len({*existing} & {*lines}):,} in both); give another --name, or delete it"
+            f"({len({*existing} & {*lines}):,} in both); rename it or delete it"
         )
 
 
@@ -309,15 +309,17 @@ def audio_settings(sampling_rate: int) -> dict[str, int | float]:
 def prepare(
     corpus: Path,
     name: str,
-    train_fraction: float,
-    seed: int,
+    split: Callable[[Sequence[Clip], Path], Sequence[list[str]]],
     speaker: str = "",
     sampling_rate: int = HParams.sampling_rate,
     convert_to: Path | None = None,
     trim_db: float = 0.0,
     text_cleaners: str = HParams.text_cleaners[0],
 ) -> None:
-    """Check the corpus, convert it if asked, write its filelists, and print how to train on it."""
+    """Check the corpus, convert it if asked, write its filelists, and print how to train on it.
+
+    ``split`` makes the lines of the training and of the validation list from clips and folder.
+    """
     folder = convert_to or corpus
     train, val = (f"filelists/{name}_{part}.txt" for part in ("train", "val"))
     files = {"data_dir": str(folder), "training_files": train, "validation_files": val}
@@ -337,7 +339,7 @@ def prepare(
     if convert_to:
         wavs = (os.path.relpath(os.path.splitext(c.path)[0], corpus) + ".wav" for c in sources)
         clips = [c._replace(path=str(folder / wav)) for c, wav in zip(sources, wavs, strict=True)]
-    parts = split(clips, folder, train_fraction, seed)
+    parts = split(clips, folder)
     lists = {Path(path): lines for path, lines in zip((train, val), parts, strict=True)}
     for path, lines in lists.items():  # before samples are read, which takes longest
         refuse_other_list(path, lines)
@@ -367,27 +369,14 @@ def making_filelists() -> AbstractContextManager:
     return making(Path("filelists"), "run this in another folder")
 
 
-def parse_args(
-    parser: ArgumentParser, argv: Sequence[str] | None, **name: Any
-) -> argparse.Namespace:
-    """The arguments, with those of the split; ``name`` are argparse's options of ``--name``."""
-    add, default = parser.add_argument, " (default: %(default)s)" if "default" in name else ""
-    add("--name", help="for filelists/NAME_*.txt" + default, **name)
-    add("--train_fraction", type=float, default=0.8, help="share of clips (default: %(default)s)")
-    add("--seed", type=int, default=0, help="seed of the split (default: %(default)s)")
-    args = parser.parse_args(argv)
-    if not re.fullmatch(r"\w[\w.-]*", args.name):
-        raise UserError(f"--name {args.name}: use letters, digits and . _ - only")
-    if not 0 < args.train_fraction < 1:
-        raise UserError(f"--train_fraction {args.train_fraction}: use a value between 0 and 1")
-    return args
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = ArgumentParser(description=__doc__, formatter_class=as_written)
     add = parser.add_argument
     add("corpus", type=Path, metavar="DIR", help="folder of the corpus")
+    add("--name", required=True, help="for filelists/NAME_*.txt")
+    add("--train_fraction", type=float, default=0.8, help="share of clips (default: %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the split (default: %(default)s)")
     add("--speaker", default="", help="the one to use, of VCTK or LibriTTS")
     rate = "sampling rate (default: %(default)s)"
     add("--sampling_rate", type=int, default=HParams.sampling_rate, metavar="HZ", help=rate)
@@ -397,7 +386,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--trim_db", type=float, default=0.0, metavar="DB", help=f"{quiet} (default: off)")
     add("--text_cleaners", choices=CLEANERS, default=HParams.text_cleaners[0],
         help="of the language (default: %(default)s)")  # fmt: skip
-    args = parse_args(parser, argv, required=True)
+    args = parser.parse_args(argv)
+    if not re.fullmatch(r"\w[\w.-]*", args.name):
+        raise UserError(f"--name {args.name}: use letters, digits and . _ - only")
+    if not 0 < args.train_fraction < 1:
+        raise UserError(f"--train_fraction {args.train_fraction}: use a value between 0 and 1")
     if args.sampling_rate not in RATES:
         raise UserError(f"--sampling_rate {args.sampling_rate}: use {RATES[0]} to {RATES[-1]}")
     if not 0 <= args.trim_db <= 120:
@@ -407,8 +400,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(f"--trim_db {args.trim_db}: needs --convert_to, for the cut clips")
     elif args.convert_to.resolve().is_relative_to(args.corpus.resolve()):
         raise UserError(f"--convert_to {args.convert_to}: is in the corpus; use another folder")
+    options = vars(args)
+    of_split = {name: options.pop(name) for name in ("train_fraction", "seed")}
     with making_filelists():
-        prepare(**vars(args))
+        prepare(**options, split=partial(split, **of_split))
 
 
 if __name__ == "__main__":
