@@ -73,6 +73,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """``run(name, settings, *options)`` trains into tmp_path / name, in this process, and returns
     the exit status."""
     # What takes longest. test_two_epochs_leave_all_that_a_user_expects has the real ones.
+    for name in ("draw_alignment", "draw_mels", "draw_gate", "draw_speech"):
+        monkeypatch.setattr(logger, name, lambda *_: None)
     monkeypatch.setattr(logger, "render", lambda _: np.zeros((1, 1, 4), np.uint8))
     monkeypatch.setattr(logger, "griffin_lim", lambda mel, _: np.zeros(9 * (mel.size(1) - 1)))
 

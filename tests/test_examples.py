@@ -31,7 +31,9 @@ def test_an_example_runs(tmp_path, library, launcher):
 
 
 def test_torchdatas_loader_resumes_where_it_stopped():
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    stateful = pytest.importorskip(
+        "torchdata.stateful_dataloader", reason="torchdata is not installed"
+    )
     from batching import EpochBatchSampler
 
     def make(workers: int) -> list:

@@ -92,6 +92,7 @@ def test_out_of_memory_shows_at_once_and_says_what_to_set(
 def test_a_run_does_not_die_of_a_kernel_that_fails_in_the_trial(monkeypatch, capsys):
     model, stop = build(), Mock()
     model.decoder.implementation = "triton"
+    model.decoder.graph_shapes = Mock(return_value=[])  # which imports Triton
     failure = RuntimeError("out of resource: shared memory\nHardware limit ...")
     monkeypatch.setattr(memory, "fits", Mock(side_effect=[failure, True, failure]))
     arguments = model, None, None, [memory.blank(5, 6, 10)], [[0]], set(), model.hparams, stop
