@@ -230,6 +230,31 @@ def test_killed_before_its_first_step_it_may_be_started_anew(tmp_path, settings,
     soak.assert_same_run(tmp_path / "run", tmp_path / "other")
 
 
+def test_records_are_never_begun_anew(tmp_path, settings, run, capsys):
+    """Deleting a run's checkpoints makes room. Its command, given again, changes no record."""
+    output, settings = tmp_path / "run", settings + "epochs_per_validation=9,"
+    run("run", settings + "epochs=2")
+    for path in output.glob("*.pt"):
+        path.unlink()
+    before = {path: path.read_bytes() for path in output.rglob("*.*")}
+    assert run("run", settings + "epochs=2", "--resume") == 0
+    assert capsys.readouterr().out.endswith("run/metrics.jsonl: all 2 epochs are done\n")
+    has_no_checkpoint = r"has the records of a run \(2 epochs\), but no checkpoint to go on from"
+    for change, options, message in (
+        ("epochs=3", ["--resume"], has_no_checkpoint),
+        ("epochs=2,seed=1", ["--resume"], "seed is 0 in the run, 1 in this call; leave them out"),
+        ("epochs=2", [], "run: holds a run; --resume it, or give another -o"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run("run", settings + change, *options)
+    first = output / "checkpoint_00000000.pt"  # saved before any step; the others were deleted
+    first.touch()
+    with pytest.raises(UserError, match="run: holds a run; --resume it, or give another -o"):
+        run("run", settings)
+    first.unlink()
+    assert {path: path.read_bytes() for path in output.rglob("*.*")} == before
+
+
 def test_a_run_of_an_older_version_is_resumed(tmp_path, settings, run):
     """Its version had fewer settings. Those that a checkpoint lacks are the defaults."""
     run("now", settings + "epochs=2")
