@@ -378,10 +378,11 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 asked = time.perf_counter()
 
             sums = defaultdict(float, progress.sums)
+            n_trained = n_batches - sums["skipped"]
             statistics = batch_statistics(sampler.lengths, sampler.plan)
             scalars = {
                 "minutes": sums["seconds"] / 60,
-                "training_loss": sums["loss"] / max(n_batches - sums["skipped"], 1),
+                "training_loss": sums["loss"] / n_trained if n_trained else math.nan,
                 "zpr": statistics.zpr,
                 "abl": statistics.abl,
                 "n_batches": statistics.n_batches,

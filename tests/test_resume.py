@@ -1,6 +1,7 @@
 """Nothing is lost: train.py stopped, killed, starved and misled."""
 
 import itertools
+import json
 import multiprocessing
 import os
 import random
@@ -31,6 +32,7 @@ from benchmarks import soak
 from checkpoint import checkpoints, load_checkpoint, load_newest
 from cli import UserError
 from logger import RunLogger, Sample
+from scripts import compare_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 OLD_RUN = ROOT / "tests" / "old_run"
@@ -486,6 +488,31 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_clips_are_named(
     assert state["state_dict"]["postnet.convolutions.0.1.num_batches_tracked"] == 4  # of 6
     tags = EventAccumulator(str(output)).Reload().Tags()
     assert "training/bad_step/text_summary" in tags["tensors"]
+
+
+def test_an_epoch_without_a_step_has_no_loss(tmp_path, settings, run, monkeypatch, capsys):
+    """Its records are JSON, and are read."""
+
+    def spoil(items):
+        batch = collate(items)
+        batch.mel[0, 0, 0] *= np.nan
+        return batch
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    collate, output = data_utils.collate, tmp_path / "run"
+    monkeypatch.setattr(data_utils, "collate", spoil)
+    run("run", settings + "epochs=1,check_memory=False")
+    for line in (output / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    assert [record["training_loss"] for record in records(output, "epoch")] == [None]
+    assert [record["masked_loss"] for record in records(output, "validation")] == [None]
+    assert np.isnan(EventAccumulator(str(output)).Reload().Scalars("epoch/training_loss")[0].value)
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["compare_runs.py", str(output)])
+    compare_runs.main()
+    assert capsys.readouterr().out.endswith(" nan |    nan |       nan |\n")
 
 
 def test_a_validation_that_is_not_finite_or_a_collapse_is_said(
