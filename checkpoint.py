@@ -510,8 +510,9 @@ def find_start(
     progress. A new run has no checkpoint, None, and no state, {}. A finished run whose checkpoints
     were deleted has its metrics.jsonl instead.
 
-    Only the weights are taken in a warm start, or if there is no training state. With NVIDIA's
-    training state, the progress has steps but no epochs.
+    Only the weights are taken in a warm start, or if there is no training state. With another seed
+    the random state stays behind. With NVIDIA's training state, the progress has steps but no
+    epochs.
 
     Raises:
         UserError: the folder already holds a run, or none to resume, or one without checkpoints;
@@ -547,6 +548,9 @@ def find_start(
     if not warm_start:
         if all(name in state for name in STATE):
             saved = Progress.of(state, source)  # the settings may change the batches of its epoch
+            if hparams.seed != state["hparams"]["seed"]:
+                del state["random_state"]
+                state.pop("other_random_states", None)
             return source, state, hparams, Progress(epoch=saved.epoch, step=saved.step)
         if "optimizer" in state and "iteration" in state:
             return source, state, hparams, Progress(step=int(state["iteration"]))
