@@ -174,8 +174,6 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         )
     mels = open_mels([*train_clips, *val_clips], hparams)
     distributed.meet()
-    if hparams.cache_mels:
-        print(mels.report([*train_clips, *val_clips]))
     train_set, val_set = MelDataset(train_clips, mels), MelDataset(val_clips, mels)
     val_batches = data_utils.validation_batches(val_clips, hparams)
     stop = StopSignals(distributed.largest if distributed.SEVERAL else None)
