@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -134,14 +135,17 @@ class RunLogger:
         self, epoch: int, step: int, batch: int, values: dict[str, float], clips: list[str]
     ) -> None:
         """Log a skipped batch and the locations of its clips."""
-        values = {name: str(value) for name, value in values.items()}  # JSON has no nan
+        values = {name: str(value) for name, value in values.items()}  # nan or inf
         self.write("bad_step", epoch, step, {"batch": batch, **values, "clips": clips})
         text = f"{values}: {', '.join(clips)}"
         self.tensorboard.add_text("training/bad_step", text, step)
 
     def write(self, event: str, epoch: int, step: int, values: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl."""
+        """Append a line to metrics.jsonl. JSON has no nan and no infinity: they become null."""
         record = {"event": event, "epoch": epoch, "step": step, **values}
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                record[name] = None
         self.metrics.write(json.dumps(record).encode() + b"\n")
         self.metrics.flush()  # so that readers see whole lines
 

@@ -174,8 +174,6 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         )
     mels = open_mels([*train_clips, *val_clips], hparams)
     distributed.meet()
-    if hparams.cache_mels:
-        print(mels.report([*train_clips, *val_clips]))
     train_set, val_set = MelDataset(train_clips, mels), MelDataset(val_clips, mels)
     val_batches = data_utils.validation_batches(val_clips, hparams)
     stop = StopSignals(distributed.largest if distributed.SEVERAL else None)
@@ -378,10 +376,11 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 asked = time.perf_counter()
 
             sums = defaultdict(float, progress.sums)
+            n_trained = n_batches - sums["skipped"]
             statistics = batch_statistics(sampler.lengths, sampler.plan)
             scalars = {
                 "minutes": sums["seconds"] / 60,
-                "training_loss": sums["loss"] / max(n_batches - sums["skipped"], 1),
+                "training_loss": sums["loss"] / n_trained if n_trained else math.nan,
                 "zpr": statistics.zpr,
                 "abl": statistics.abl,
                 "n_batches": statistics.n_batches,

@@ -152,11 +152,13 @@ class Results(NamedTuple):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl, without a last line that is still being written."""
+    """The records of a metrics.jsonl, without a last line that is still being written. Numbers that
+    are not finite are nan."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         records = [json.loads(line) for line in lines]
         for record in records:
+            record |= {name: math.nan for name, value in record.items() if value is None}
             if missing := REQUIRED.get(record["event"], set()) - set(record):
                 raise ValueError(f"a record has no {min(missing)}")
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,6 +1,7 @@
 """Nothing is lost: train.py stopped, killed, starved and misled."""
 
 import itertools
+import json
 import multiprocessing
 import os
 import random
@@ -31,6 +32,7 @@ from benchmarks import soak
 from checkpoint import checkpoints, load_checkpoint, load_newest
 from cli import UserError
 from logger import RunLogger, Sample
+from scripts import compare_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 OLD_RUN = ROOT / "tests" / "old_run"
@@ -228,6 +230,31 @@ def test_killed_before_its_first_step_it_may_be_started_anew(tmp_path, settings,
     for name in ("run", "other"):
         run(name, settings + "epochs=1,lrf=0.5")
     soak.assert_same_run(tmp_path / "run", tmp_path / "other")
+
+
+def test_records_are_never_begun_anew(tmp_path, settings, run, capsys):
+    """Deleting a run's checkpoints makes room. Its command, given again, changes no record."""
+    output, settings = tmp_path / "run", settings + "epochs_per_validation=9,"
+    run("run", settings + "epochs=2")
+    for path in output.glob("*.pt"):
+        path.unlink()
+    before = {path: path.read_bytes() for path in output.rglob("*.*")}
+    assert run("run", settings + "epochs=2", "--resume") == 0
+    assert capsys.readouterr().out.endswith("run/metrics.jsonl: all 2 epochs are done\n")
+    has_no_checkpoint = r"has the records of a run \(2 epochs\), but no checkpoint to go on from"
+    for change, options, message in (
+        ("epochs=3", ["--resume"], has_no_checkpoint),
+        ("epochs=2,seed=1", ["--resume"], "seed is 0 in the run, 1 in this call; leave them out"),
+        ("epochs=2", [], "run: holds a run; --resume it, or give another -o"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run("run", settings + change, *options)
+    first = output / "checkpoint_00000000.pt"  # saved before any step; the others were deleted
+    first.touch()
+    with pytest.raises(UserError, match="run: holds a run; --resume it, or give another -o"):
+        run("run", settings)
+    first.unlink()
+    assert {path: path.read_bytes() for path in output.rglob("*.*")} == before
 
 
 def test_a_run_of_an_older_version_is_resumed(tmp_path, settings, run):
@@ -461,6 +488,31 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_clips_are_named(
     assert state["state_dict"]["postnet.convolutions.0.1.num_batches_tracked"] == 4  # of 6
     tags = EventAccumulator(str(output)).Reload().Tags()
     assert "training/bad_step/text_summary" in tags["tensors"]
+
+
+def test_an_epoch_without_a_step_has_no_loss(tmp_path, settings, run, monkeypatch, capsys):
+    """Its records are JSON, and are read."""
+
+    def spoil(items):
+        batch = collate(items)
+        batch.mel[0, 0, 0] *= np.nan
+        return batch
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    collate, output = data_utils.collate, tmp_path / "run"
+    monkeypatch.setattr(data_utils, "collate", spoil)
+    run("run", settings + "epochs=1,check_memory=False")
+    for line in (output / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    assert [record["training_loss"] for record in records(output, "epoch")] == [None]
+    assert [record["masked_loss"] for record in records(output, "validation")] == [None]
+    assert np.isnan(EventAccumulator(str(output)).Reload().Scalars("epoch/training_loss")[0].value)
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["compare_runs.py", str(output)])
+    compare_runs.main()
+    assert capsys.readouterr().out.endswith(" nan |    nan |       nan |\n")
 
 
 def test_a_validation_that_is_not_finite_or_a_collapse_is_said(

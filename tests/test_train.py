@@ -266,6 +266,17 @@ def test_it_continues_with_the_checkpoints_settings(tmp_path, run, first, capsys
     assert (saved["lrf"], saved["p_postnet_dropout"], saved["n_mel_channels"]) == (0.5, 0.3, 10)
 
 
+def test_another_seed_drops_other_units(tmp_path, run, first):
+    """From one checkpoint, with batches that no seed changes; its own seed changes nothing."""
+    first_losses = {}
+    for seed in ("", "seed=0,", "seed=1,", "seed=2,"):
+        name = f"with {seed}"
+        sorted_batches = "batching_strategy=SB,batch_randomization=False,epochs=2"
+        run(name, seed + sorted_batches, "-c", first)
+        first_losses[seed] = losses(tmp_path / name)[0]
+    assert first_losses[""] == first_losses["seed=0,"] and len({*first_losses.values()}) == 3
+
+
 def test_warm_start_takes_weights_but_not_the_ignored_ones(tmp_path, run, first, capsys):
     options = "-c", first, "--warm_start"
     settings = "seed=1,learning_rate=1e-12,weight_decay=0,"
