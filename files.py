@@ -26,6 +26,17 @@ def make_folder(path: Path, fix: str = "give another folder") -> None:
         raise UserError(f"{path}: cannot be written ({error.strerror}); {fix}") from None
 
 
+def make_new_folder(path: Path, fix: str = "give another folder") -> None:
+    """:func:`make_folder`, of one that has no files yet.
+
+    Raises:
+        UserError: it has files, or it cannot be written; ``fix`` says what to do.
+    """
+    if path.is_dir() and (names := [file.name for file in path.iterdir()]):
+        raise UserError(f"{path}: already has files, such as {min(names)}; {fix}")
+    make_folder(path, fix)
+
+
 @contextmanager
 def making(folder: Path, fix: str = "give another folder") -> Iterator[None]:
     """:func:`make_folder`; after an error, new folders that are still empty are removed."""
