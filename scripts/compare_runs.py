@@ -45,7 +45,7 @@ def main() -> None:
     rows, notes = [["run", *COLUMNS]], []
     for run, name in zip(runs, names, strict=True):
         values = run.averages() | (run.validations[-1] if run.validations else {})
-        values["epochs"] = f"{len(run.epochs)}/{run.settings['epochs']}"
+        values["epochs"] = f"{run.done}/{run.settings['epochs']}"
         if reason := inequality(first, run, EXEMPT):
             notes.append(f"{names[0]} and {name}: times are not compared: {reason}")
         alike = run is first or not (reason or unequal_conditions([first, run]))

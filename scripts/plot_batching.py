@@ -5,7 +5,6 @@ pictures, among them the paper's Figures 1-3.
     python scripts/plot_batching.py lengths.csv --column n_frames
     python scripts/plot_batching.py data/utt2dur                   # or a manifest in JSON
     python scripts/plot_batching.py folder_of_audio --target_zpr 0.05
-    python scripts/plot_batching.py --filelist train.txt+val.txt
 
 The paper is Ge et al., "Speed up training with variable length inputs by efficient batching
 strategies", Interspeech 2021.
@@ -287,13 +286,10 @@ def parse_args() -> Namespace:
     )
     source = "numbers, one a line; CSV; Kaldi's utt2dur or utt2num_frames; a manifest in JSON; or "
     source += "a folder of audio. Seconds become frames of 10 ms"
-    add = parser.add_mutually_exclusive_group().add_argument
-    add("lengths", nargs="?", type=Path, metavar="LENGTHS", help=source)
-    add("--filelist", metavar="A+B", help="the clips of these lists of path|text")
     add = parser.add_argument
+    add("lengths", nargs="?", type=Path, metavar="LENGTHS", help=source)
     column = "column or JSON key (default: frames, length, samples, tokens, duration, or the only "
     add("--column", metavar="NAME", help=f"{column}one with numbers)")
-    add("--data_dir", default="", metavar="DIR", help="folder that --filelist's paths start from")
     hop = f"samples per frame; not with LENGTHS (default: {HParams.hop_length})"
     add("--hop_length", type=positive, metavar="N", help=hop)
     add("--unit", default="frames", help="of the lengths, for labels (default: %(default)s)")
@@ -316,8 +312,6 @@ def parse_args() -> Namespace:
     args = parser.parse_args()
     if args.lengths is not None and args.hop_length is not None:
         parser.error(f"--hop_length {args.hop_length}: LENGTHS are in frames already; leave it out")
-    if args.data_dir and not args.filelist:
-        parser.error(f"--data_dir {args.data_dir}: is for --filelist; leave it out")
     if args.seeds < 2:
         parser.error(f"--seeds {args.seeds}: use 2 or more, for their spread")
     return args
@@ -325,16 +319,10 @@ def parse_args() -> Namespace:
 
 def get_lengths(args: Namespace) -> ndarray:
     """The lengths from the source that was given."""
-    hop_length = args.hop_length or HParams.hop_length
     if args.lengths is not None:
         return read_lengths(args.lengths, args.column)
-    if args.filelist is not None:
-        from clips import load_clips  # imports torch, which takes seconds
-
-        hparams = HParams(data_dir=args.data_dir, hop_length=hop_length)
-        return np.array([clip.n_frames for clip in load_clips(args.filelist, hparams)])
     print("no lengths given; using LJSpeech's")
-    return ljspeech_lengths(hop_length)
+    return ljspeech_lengths(args.hop_length or HParams.hop_length)
 
 
 def main() -> None:

@@ -69,6 +69,12 @@ class Run(NamedTuple):
         """Epochs of the checkpoint that it started from; 0 if it has none, or no epoch yet."""
         return self.epochs[0]["epoch"] if self.epochs else 0
 
+    @property
+    def done(self) -> int:
+        """Epochs done, those of the checkpoint that it started from included; 0 if none has ended
+        yet."""
+        return self.epochs[-1]["epoch"] + 1 if self.epochs else 0
+
     def averages(self) -> dict[str, float]:
         """The AVERAGES over the epochs so far; empty before the first has ended."""
         means = AVERAGES if self.epochs else {}

@@ -228,15 +228,6 @@ def test_every_wrong_line_is_named_up_to_twenty(tmp_path):
     assert numbers == [*range(4, 30, 3), *range(32, 43)]  # the tenth has two lines
 
 
-def test_lengths_of_filelists_are_their_clips_frames(call, corpus, monkeypatch):
-    monkeypatch.setattr(plot_batching, "EXAMPLE_CLIPS", 12)
-    monkeypatch.setattr(plot_batching, "draw_all", lambda lengths, _: print(lengths.tolist()))
-    filelists, options = f"{corpus}/train.txt+{corpus}/val.txt", ["--data_dir", corpus]
-    out = call(plot_batching.main, "--filelist", filelists, *options, "--hop_length=256")
-    n_samples = [soundfile.info(corpus / f"{i}.wav").frames for i in range(12)]
-    assert str([n // 256 + 1 for n in n_samples]) in out
-
-
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -256,14 +247,12 @@ def test_lengths_of_filelists_are_their_clips_frames(call, corpus, monkeypatch):
         ("", "missing", "missing: No such file or directory; give a file of lengths or a folder"),
         ('{"duration": 5}\n{"duration": 6\n', "", "CSV or JSON (line 2 is no JSON object)"),
         ("-5\n" * 50, "", "has no column of whole numbers; write one length a line"),
-        ("5\n" * 50, "--data_dir=x", "--data_dir x: is for --filelist; leave it out"),
         ("", "binary", "binary: cannot be read as text, CSV or JSON ("),
         ('{"duration": 5}\n[6]\n', "", "CSV or JSON (number 2 is no JSON object)"),
         ('{"duration": 5}\n{"n": 6}\n', "", "lengths.csv:2: ',6': give 2 columns, with seconds"),
         ("a 5.5\nb 0.0\n", "", "lengths.csv:2: 'b,0.0': give 2 columns, with seconds, above 0, in"),
         ("", "empty", "empty: has no audio (.aiff, .flac, .mp3, "),
         ("5\n6\n" * 50, "--target_zpr=0.5", "--target_zpr=0.5: SSB gives 0.0"),
-        ("", "--filelist=missing", "filelist 'missing': "),
     ],
 )
 def test_bad_lengths_and_options_are_refused(call, text, options, message):
