@@ -1,5 +1,6 @@
 """Nothing is lost: train.py stopped, killed, starved and misled."""
 
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -19,7 +20,7 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 import torch
-from conftest import records
+from conftest import Forked, records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_post_hook as after_each_step
 
@@ -311,12 +312,12 @@ def test_the_process_ends_with_its_last_line(tmp_path, settings, change, send_si
     """After the last validation, an error, or SIGTERM to all, or to it alone, while it waits for
     data, whatever keeps the frames that refer to the loaders."""
     settings = settings.replace("num_workers=0", "num_workers=4") + "epochs=1,check_memory=False"
-    command = [sys.executable, "-c", SCRIPT.format(change), "-o", tmp_path / "run"]
-    process = subprocess.Popen([*command, "--hparams", settings], start_new_session=True, **PIPES)
+    command = ["-c", SCRIPT.format(change), "-o", tmp_path / "run"]
+    process = Forked(*command, "--hparams", settings)
     printed = "".join(itertools.takewhile(lambda line: line != "waiting\n", process.stdout))
     if send_signal:
         send_signal(process.pid, signal.SIGTERM)
-    rest, errors = process.communicate(timeout=15)  # torch: five seconds for each of the eight
+    rest, errors = process.communicate()
     assert process.returncode == status, printed + rest + errors
     if status == 143:
         assert "SIGTERM: saved" in rest and "Traceback" not in errors
@@ -333,14 +334,13 @@ def test_a_signal_to_all_finishes_the_batch_and_saves(tmp_path, settings, run, n
         settings.replace("num_workers=0", "num_workers=2")
         + "epochs=5000,epochs_per_validation=5000"
     )
-    command = [sys.executable, "train.py", "-o", output, "--hparams", workers]
-    process = subprocess.Popen(command, start_new_session=True, **PIPES)
+    process = Forked("train.py", "-o", output, "--hparams", workers)
     assert any(line.startswith("epoch 4: training loss") for line in process.stdout)
     held = f"{output}: in use by process {process.pid}; wait for its end, or give another -o"
     with pytest.raises(UserError, match=held):
         run("run", "", "--resume")
     os.killpg(process.pid, number)
-    printed, errors = process.communicate(timeout=200)
+    printed, errors = process.communicate()
     assert process.returncode == 128 + number
     assert errors == f"{number.name}: saving, then stopping\n"
     saved = progress(output)
@@ -415,33 +415,58 @@ def test_tensorboard_has_once_what_was_logged_again(tmp_path, tiny):
     assert [event.step for event in events.Audio("sample/target")] == [0]
 
 
-def test_killed_at_random_moments_and_resumed_it_is_the_same_run(tmp_path):
-    assert soak.soak(tmp_path / "soak", "SSB", 3, epochs=4).total() == 3
+def test_killed_at_random_moments_and_resumed_it_is_the_same_run(tmp_path, settings):
+    """benchmarks/soak.py does so for hours."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    options = "--resume", "--hparams", settings + EVERY_BATCH + "epochs=6"
+    started = time.monotonic()
+    Forked("train.py", "-o", whole, *options).communicate()
+    seconds, statuses = time.monotonic() - started, []
+    while 0 not in statuses:
+        process = Forked("train.py", "-o", broken, *options)
+        if len(statuses) < 5:
+            time.sleep(random.uniform(0, seconds))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        printed = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), printed
+        statuses.append(process.returncode)
+        for path in checkpoints(broken):
+            load_checkpoint(path)  # each is whole
+    soak.assert_same_run(whole, broken)
 
 
 # Full disks
 
 
 @pytest.mark.parametrize(
-    ("shell", "fill", "problem"),
+    ("kib", "problem"),
     [
-        ("bash", "ulimit -f 78", r"saved \(File too large\)"),
-        ("bash", "ulimit -f 195", r"written \(File too large\)"),
-        ("unshare -rm bash", "mount -t tmpfs -o size=1m none $0", r"\w+ \(No space left .*\)"),
+        (78, r"saved \(File too large\)"),
+        (195, r"written \(File too large\)"),
+        (None, r"\w+ \(No space left .*\)"),
     ],
 )
-def test_on_a_full_disk_what_is_there_stays(tmp_path, settings, shell, fill, problem):
+def test_on_a_full_disk_what_is_there_stays(tmp_path, settings, kib, problem):
     """Or as on one: a limit on the size of files, which a checkpoint or a log meets first. It is
     one line, also when TensorBoard's thread fails."""
     disk, kept = tmp_path / "disk", tmp_path / "disk.kept"
     disk.mkdir()
-    settings += EVERY_BATCH + "epochs=3000"
-    script = f'{fill} || exit 77; "$@"; status=$?; mv $0/run $0.kept; exit $status'
-    command = [sys.executable, "train.py", "-o", disk / "run", "--hparams", settings]
-    process = subprocess.Popen(["env", *shell.split(), "-c", script, disk, *command], **PIPES)
-    printed, errors = process.communicate()
-    if process.returncode in (1, 77, 127) and "train" not in printed + errors:
-        pytest.skip("no file system of one's own here")
+    command = ["-o", disk / "run", "--hparams", settings + EVERY_BATCH + "epochs=3000"]
+    if kib:
+        limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({kib} * 1024, {kib} * 1024))"
+        run = "train.cli.exit_on_user_error(train.main)"
+        process = Forked("-c", f"import resource, train; {limit}; {run}", *command)
+        printed, errors = process.communicate()
+        (disk / "run").rename(kept)
+    else:
+        fill = "mount -t tmpfs -o size=1m none $0 || exit 77"
+        script = f'{fill}; "$@"; status=$?; mv $0/run $0.kept; exit $status'
+        shell = ["unshare", "-rm", "bash", "-c", script, disk, sys.executable, "train.py"]
+        process = subprocess.Popen([*shell, *command], **PIPES)
+        printed, errors = process.communicate()
+        if process.returncode in (1, 77, 127) and "train" not in printed + errors:
+            pytest.skip("no file system of one's own here")
     message = rf"error: {disk}\S*( or \S+)?: cannot be {problem}, .* intact; make room, .*\n"
     assert process.returncode == 2 and re.fullmatch(message, errors), errors
     assert not list(kept.glob("*.part"))
