@@ -459,8 +459,8 @@ def refuse_other_processes(state: dict[str, Any], progress: Progress, path: Path
     n = len(random_states(state))
     if progress.batch and n != distributed.WORLD_SIZE:
         raise UserError(
-            f"{path}: was saved by {n} process{'es' * (n > 1)} within epoch {progress.epoch}, now "
-            f"there are {distributed.WORLD_SIZE}; use torchrun --nproc_per_node={n}, or start "
+            f"{path}: was saved by {n} process{'es' * (n > 1)} within epoch {progress.epoch + 1}, "
+            f"now there are {distributed.WORLD_SIZE}; use torchrun --nproc_per_node={n}, or start "
             "another run by -c, at the start of that epoch, with another -o"
         )
 
@@ -554,7 +554,7 @@ def find_start(
             return source, state, hparams, Progress(epoch=saved.epoch, step=saved.step)
         if "optimizer" in state and "iteration" in state:
             return source, state, hparams, Progress(step=int(state["iteration"]))
-        print(f"note: {source}: has weights but no training state; starting at epoch 0")
+        print(f"note: {source}: has weights but no training state; starting at epoch 1")
     return source, {"state_dict": state["state_dict"]}, hparams, Progress()
 
 

@@ -141,7 +141,8 @@ class RunLogger:
         self.tensorboard.add_text("training/bad_step", text, step)
 
     def write(self, event: str, epoch: int, step: int, values: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl. JSON has no nan and no infinity: they become null."""
+        """Append a line to metrics.jsonl, where epochs and batches count from 0. What JSON has not,
+        nan and infinity, becomes null."""
         record = {"event": event, "epoch": epoch, "step": step, **values}
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):

@@ -90,7 +90,7 @@ def parse_args() -> argparse.Namespace:
     add(
         "--warm_start",
         action="store_true",
-        help="take only the settings and weights of -c, except ignore_layers; start at epoch 0",
+        help="take only the settings and weights of -c, except ignore_layers; start at epoch 1",
     )
     add(
         "--resume",
@@ -295,7 +295,8 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         logger.write("start", progress.epoch, progress.step, trained_by)
         sampler.start_at(progress.epoch, progress.batch)
         while progress.epoch < hparams.epochs:
-            epoch = progress.epoch
+            epoch = progress.epoch  # counted from 0, and from 1 in what a person reads
+            title = f"epoch {epoch + 1}"
             sampler.set_epoch(epoch)
             frames = data_utils.frames_of_steps(sampler)
             n_batches = len(frames)
@@ -308,12 +309,12 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 torch.cuda.reset_peak_memory_stats()
             asked = time.perf_counter()
             batches = loaded(train_loader, stop.while_waiting)
-            bar = cli.progress_bar(batches, f"epoch {epoch}", n_batches, initial=progress.batch)
+            bar = cli.progress_bar(batches, title, n_batches, initial=progress.batch)
             for batch in bar:
                 began = time.perf_counter()
                 buffers = [buffer.clone() for buffer in model.buffers()]
                 too_large = memory.too_large(batch)
-                with memory.explained(f"epoch {epoch}, batch {progress.batch}: {too_large}"):
+                with memory.explained(f"{title}, batch {progress.batch + 1}: {too_large}"):
                     batch = batch.to(device)
                     optimizer.zero_grad()
                     # The mean over the processes, of gradients too, is the mean over all frames.
@@ -350,7 +351,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                     clips = list(chain(*(bad or [clips for _, clips in own])))
                     logger.log_bad_step(epoch, progress.step, progress.batch, values, clips)
                     problem = (
-                        f"epoch {epoch}, batch {progress.batch}: loss {values['loss']}, gradient "
+                        f"{title}, batch {progress.batch + 1}: loss {values['loss']}, gradient "
                         f"{values['grad_norm']}, in {', '.join(clips)}"
                     )
                     if progress.bad_steps >= hparams.max_bad_steps:
@@ -393,7 +394,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             if distributed.SEVERAL:
                 scalars["repeated_batches"] = sampler.n_repeated
             tqdm.write(
-                f"epoch {epoch}: training loss {scalars['training_loss']:.4f}, "
+                f"{title}: training loss {scalars['training_loss']:.4f}, "
                 f"{scalars['minutes']:.2f} minutes"
             )
 
@@ -409,7 +410,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                         precise, _ = validate(model, *options)
                     validation |= {f"precise_{name}": precise[name] for name in precise}
                 tqdm.write(
-                    f"epoch {epoch}: validation loss {validation['loss']:.4f}, masked "
+                    f"{title}: validation loss {validation['loss']:.4f}, masked "
                     f"{validation['masked_loss']:.4f}, alignment {validation['diagonality']:.2f}"
                 )
                 warn_of_collapse(validation["diagonality"], progress.best_alignment)
@@ -434,7 +435,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     except Stopped as stopped:
         path = save()
         print(
-            f"{stopped}: saved {path} in epoch {progress.epoch}, after {progress.batch} batches; "
+            f"{stopped}: saved {path} after {progress.epoch} epochs and {progress.batch} batches; "
             "--resume continues from there"
         )
         sys.exit(stopped.status)

@@ -210,7 +210,7 @@ def test_weights_alone_speak_and_start_another_run(tmp_path, settings, run, expo
     assert printed == f"{path}: {size / 1e6:.1f} MB, {share:.0%} of the checkpoint\n"
     for name, options in (("c", []), ("warm", ["--warm_start"])):
         assert run(name, settings + "epochs=1", "-c", str(path), *options) == 0
-        note = f"note: {path}: has weights but no training state; starting at epoch 0\n"
+        note = f"note: {path}: has weights but no training state; starting at epoch 1\n"
         assert (note in capsys.readouterr().out) == (name == "c")
     (tmp_path / "resumed").mkdir()
     path.rename(tmp_path / "resumed" / "checkpoint_00000003.pt")

@@ -85,7 +85,7 @@ def test_out_of_memory_shows_at_once_and_says_what_to_set(
     message = rf"^a batch of \d clips, up to \d+ frames and \d+ symbols long, needs more .*; {fix}"
     with pytest.raises(UserError, match=message):
         run("run", settings + "epochs=1," + change)
-    with pytest.raises(UserError, match=r"^epoch 0, batch \d: a batch of .*; free memory on"):
+    with pytest.raises(UserError, match=r"^epoch 1, batch \d: a batch of .*; free memory on"):
         run("run", settings + "epochs=1,check_memory=False," + change)
 
 

@@ -190,7 +190,7 @@ def test_what_makes_another_run_is_refused_and_changes_nothing(
     assert run("by -c", "epochs=1", "-c", str(path)) == 0
     printed = capsys.readouterr().out
     assert f"note: {path}: settings that this version does not know: new\n" in printed
-    assert f"note: {path}: has weights but no training state; starting at epoch 0\n" in printed
+    assert f"note: {path}: has weights but no training state; starting at epoch 1\n" in printed
 
     torch.save(state, path)
     for content in (b'{"event": "step"', b""):
@@ -335,7 +335,7 @@ def test_a_signal_to_all_finishes_the_batch_and_saves(tmp_path, settings, run, n
         + "epochs=5000,epochs_per_validation=5000"
     )
     process = Forked("train.py", "-o", output, "--hparams", workers)
-    assert any(line.startswith("epoch 4: training loss") for line in process.stdout)
+    assert any(line.startswith("epoch 5: training loss") for line in process.stdout)
     held = f"{output}: in use by process {process.pid}; wait for its end, or give another -o"
     with pytest.raises(UserError, match=held):
         run("run", "", "--resume")
@@ -344,7 +344,7 @@ def test_a_signal_to_all_finishes_the_batch_and_saves(tmp_path, settings, run, n
     assert process.returncode == 128 + number
     assert errors == f"{number.name}: saving, then stopping\n"
     saved = progress(output)
-    assert f"{number.name}: saved {checkpoints(output)[0]} in epoch {saved['epoch']}" in printed
+    assert f"{number.name}: saved {checkpoints(output)[0]} after {saved['epoch']} epochs" in printed
     assert saved["step"] == records(output, "step")[-1]["step"] and saved["epoch"] > 4
     assert saved["metrics_size"] == (output / "metrics.jsonl").stat().st_size
 
@@ -503,8 +503,8 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_clips_are_named(
     indices = [batches[number].indices for number in bad_mels]
     clips = [[f"{tmp_path}/train.txt:{i + 1}" for i in batch] for batch in indices]
     assert [line["clips"] for line in bad] == clips
-    assert f"warning: epoch 0, batch 2: loss nan, gradient nan, in {clips[0][0]}" in printed
-    last = f"epoch 2, batch 2: loss nan, gradient nan, in {', '.join(clips[4])}"
+    assert f"warning: epoch 1, batch 3: loss nan, gradient nan, in {clips[0][0]}" in printed
+    last = f"epoch 3, batch 3: loss nan, gradient nan, in {', '.join(clips[4])}"
     assert str(error.value).startswith(f"{last}; that is 3 steps in a row")
     assert [line["skipped_steps"] for line in records(output, "epoch")] == [1, 1]
     path, state = load_newest(output)

@@ -429,6 +429,6 @@ def test_run_all_sh_trains_in_processes_of_its_own_and_reports(tones, tmp_path):
     for _ in range(2):
         printed = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
         assert "Table 2" in printed and "FAILED" not in printed
-    assert printed.count("finished") >= 2 and "epoch 0" not in printed
+    assert printed.count("finished") >= 2 and "epoch 1" not in printed
     assert len(list(tmp_path.glob("out/*/seed0/checkpoint_best.pt"))) == 2
     assert (tmp_path / "out/tables/table2.md").exists()

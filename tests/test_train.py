@@ -63,7 +63,7 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings, run, monke
     on_cpu = f", {threads} threads" if device.type == "cpu" else ""
     assert f"training on {device_name(device)}{on_cpu}, fp32, decoder=" in printed
     assert "note" not in printed and "8 training and 4 validation clips" in printed
-    assert "epoch 1: training loss" in printed and "epoch 1: validation loss" in printed
+    assert "epoch 2: training loss" in printed and "epoch 2: validation loss" in printed
 
     start, _ = records(output, "start")
     assert start == {
