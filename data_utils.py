@@ -34,7 +34,7 @@ from hparams import HParams
 from layers import length_mask
 from mel_cache import MelCache, Mels
 
-VALIDATION_SEED = 1234  # the same validation batches for every run, whatever its settings
+VALIDATION_SEED = 1234  # the same validation batches for every strategy
 MAX_SKIPPED = 0.01  # of a set's clips, with on_bad_clip=skip
 
 

@@ -291,6 +291,8 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             "torch": torch.__version__,
             "decoder": model.decoder.implementation,
             "precision": hparams.precision,
+            # Validation losses compare only where this is the same.
+            "validation_frames": sum(clip.n_frames for clip in val_clips),
         }
         logger.write("start", progress.epoch, progress.step, trained_by)
         sampler.start_at(progress.epoch, progress.batch)

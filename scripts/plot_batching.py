@@ -121,15 +121,14 @@ def recommendation(
         )
     text = (
         f"Recommended: SSB with DBS and BR, lrf={args.lrf:g}. Its batches are {mean.zpr:.1%} "
-        f"padding, random ones {random.zpr:.1%}. It should save {recurrent:.0%} of the time of a "
-        f"recurrent network, {parallel:.0%} if the padded size decides; noise in the order (LRF) "
-        "and BR keep the batches of every epoch new."
+        f"padding, random ones {random.zpr:.1%}; noise in the order (LRF) and BR keep those of "
+        "every epoch new."
     )
     fewer = 1 - mean.n_batches / random.n_batches
     if fewer > 0.1:
         text += (
-            f" An epoch then has {fewer:.0%} fewer updates: train for more epochs, or lower the "
-            "batch size."
+            f" An epoch has {fewer:.0%} fewer updates, {mean.n_batches:,.0f} instead of "
+            f"{random.n_batches:,.0f}: train for more epochs, or lower the batch size."
         )
     common, longest = np.quantile(lengths, 0.99), lengths.max()
     if longest > 1.5 * common:
@@ -138,7 +137,10 @@ def recommendation(
             f"the clips, and decides the batch capacity: split_long() cuts such clips, or give "
             f"capacity={round(args.batch_size * common)} and oversize='alone'."
         )
-    return text
+    return (
+        f"{text} It should save {recurrent:.0%} of an epoch's time in a recurrent network, "
+        f"{parallel:.0%} if the padded size decides."
+    )
 
 
 def paper_cell(batching: str) -> str:
@@ -304,7 +306,7 @@ def parse_args() -> Namespace:
     ):
         default, kind = getattr(HParams, name), float if name == "lrf" else positive
         add(f"--{name}", type=kind, default=default, metavar="N", help=f"{what} ({default})")
-    target = "choose lrf, bucket_size and n_bins for this ZPR, such as 0.05, in fixed batches"
+    target = "choose lrf, bucket_size and n_bins for this ZPR, such as 0.05, with DBS"
     add("--target_zpr", type=float, metavar="ZPR", help=target)
     add("--paper", action="store_true", help="show the paper's values too")
     folder = Path("runs/batching")
@@ -338,6 +340,7 @@ def main() -> None:
         if args.target_zpr is not None:
             clips = subset(lengths, args.train_size, 0)
             wanted = {"target_zpr": args.target_zpr, "batch_size": args.batch_size}
+            wanted["dynamic_batch_size"] = True  # as recommended
             for strategy, name in PARAMETERS.items():
                 setattr(args, name, solve_randomness(clips, strategy, **wanted))
         epochs = all_statistics(lengths, args)

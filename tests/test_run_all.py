@@ -101,6 +101,9 @@ def test_ten_experiments_are_trained_and_reported(series):
         plan = "{n_batches} {zpr:.2%} {abl:.1f} {total_length}".format(**epoch).replace("%", "")
         assert f"{name} seed 0 0/2 {plan}\n" in re.sub(" +", " ", plans.replace(",", ""))
         assert epoch["n_batches"] < 8 if "DBS" in name else epoch["n_batches"] == 8
+    _, val = data_utils.load_data(create_hparams(base=HParams(**settings)))
+    start = records(folder, "start")[0]
+    assert start["validation_frames"] == sum(clip.n_frames for clip in val)
     for text in ("16 training and 4 validation clips", " decoder steps to go", "GB of disk"):
         assert text in plans
     assert "training left" not in plans and "FAILED" not in printed and "Missing" not in printed
