@@ -235,6 +235,19 @@ def by_new_names(settings: dict[str, object]) -> dict[str, object]:
     return settings | ({"decoder": "auto"} if settings.get("decoder") == "graph" else {})
 
 
+def audio_settings(sampling_rate: int) -> dict[str, int | float]:
+    """Audio settings for a sampling rate in Hz: windows of 50 ms every 12.5 ms (Sec. 6), rounded up
+    to samples."""
+    win_length = -(-sampling_rate // 20)
+    return {
+        "sampling_rate": sampling_rate,
+        "hop_length": -(-sampling_rate // 80),
+        "win_length": win_length,
+        "filter_length": 1 << (win_length - 1).bit_length(),
+        "mel_fmax": min(HParams.mel_fmax, sampling_rate / 2),
+    }
+
+
 def settings_table() -> str:
     """The settings by topic, a line each: name, default and the comment of its field."""
     lines = []

@@ -164,7 +164,7 @@ def test_another_alphabet_is_checked_and_what_it_lacks_or_never_uses_is_noted(
     assert [clip.ids for clip in clips] == [[7, 9, 10, 2], [3, 3], [8, 6, 1]]
     unknown, unused = capsys.readouterr().out.splitlines()
     assert f"{corpus}/list.txt:3: 'ґ' (U+0491) has no symbol and is left out; change " in unknown
-    assert unknown.endswith("or add it to the setting symbols")
+    assert unknown.endswith("or, before training, add it to the setting symbols")
     assert unused == (
         "note: setting symbols: 'Б' 'Ж' '\u0301': in no training text after basic_cleaners, so "
         "this run does not train them"
@@ -246,7 +246,8 @@ BAD_LINES = {
     "0.wav|caf\udce9": "byte 0xe9 is not UTF-8; save as UTF-8",
     "99.wav|ok": "99.wav: no such file; fix its line, or set data_dir",
     "stereo.wav|ok": "stereo.wav: 2 channels; mix it down to mono",
-    "rate.wav|ok": "rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz, or change ",
+    "rate.wav|ok": "rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz (*), or set "
+    "sampling_rate=16000,hop_length=200,win_length=800,filter_length=1024",
     "short.wav|ok": "short.wav: 1101 samples, too short for a mel; remove * 1103 samples or more",
     "empty.wav|ok": "empty.wav: 0 samples, too short for a mel; remove * 1103 samples or more",
     "noise.wav|ok": "noise.wav: not a readable sound file (*); replace it",
