@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -132,7 +133,8 @@ else:
 @cache
 def server() -> subprocess.Popen:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    server = subprocess.Popen([sys.executable, "-c", SERVER], **pipes)
+    environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1"}  # as train.py has before any tensor
+    server = subprocess.Popen([sys.executable, "-c", SERVER], env=environment, **pipes)
     assert server.stdout.readline() == "ready\n"
     return server
 
@@ -149,8 +151,11 @@ class Forked:
         environment = {name: str(value) for name, value in environment.items()}
         request = [[str(argument) for argument in arguments], environment, str(self.folder)]
         print(json.dumps(request), file=server().stdin, flush=True)
-        self.status, self.stdout = (open(self.folder / name) for name in ("status", "stdout"))
+        self.status, self.stdout = ((self.folder / name).open() for name in ("status", "stdout"))
         self.pid = int(self.status.readline())
+
+    def ended(self) -> bool:
+        return bool(select.select([self.status], [], [], 0)[0])
 
     def communicate(self) -> tuple[str, str]:
         """What it prints from here on, and its errors; ``returncode`` is set."""

@@ -3,7 +3,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from contextlib import nullcontext
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import write_tone
+from conftest import Forked, write_tone
 from hypothesis import strategies as st
 
 import data_utils
@@ -32,8 +31,6 @@ from layers import MelSpectrogram, griffin_lim
 from loaders import loaded, open_loader
 from mel_cache import open_mels
 from text import text_to_sequence
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
@@ -130,7 +127,8 @@ before = device.peak_memory(cpu)
 layers.griffin_lim(torch.randn(80, 800) - 4, hparams)
 print(1024 * (device.peak_memory(cpu) - before))
 """
-    assert float(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT)) < 300
+    printed, errors = Forked("-c", program).communicate()
+    assert float(printed) < 300, errors
 
 
 # Filelists and clips
@@ -511,16 +509,12 @@ def test_ctrl_c_while_mels_are_computed_ends_in_one_line(corpus, settings):
     for i in range(4000):
         shutil.copy(corpus / "7.wav", corpus / f"many{i}.wav")
     (corpus / "train.txt").write_text("".join(f"many{i}.wav|tone\n" for i in range(4000)))
-    process = subprocess.Popen(
-        [sys.executable, "train.py", "-o", corpus / "run", "--hparams", settings],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    process = Forked("train.py", "-o", corpus / "run", "--hparams", settings)
     while not any(corpus.glob("cache/*.npy")):
-        assert process.poll() is None
+        assert not process.ended()
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=100)[1] == "interrupted\n" and process.returncode == 130
+    assert process.communicate()[1] == "interrupted\n" and process.returncode == 130
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     assert not list(corpus.glob("cache/*.part"))

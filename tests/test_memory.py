@@ -3,15 +3,13 @@
 import os
 import re
 import signal
-import subprocess
 import sys
-from pathlib import Path
 from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 import torch
-from conftest import build
+from conftest import Forked, build
 
 import memory
 import train
@@ -24,7 +22,6 @@ from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from scripts import find_batch_capacity
 
-ROOT = Path(__file__).resolve().parent.parent
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits memory")
 
 
@@ -135,10 +132,10 @@ def test_the_memory_of_a_cpu_ends_as_a_gpus_does(tmp_path, settings):
         "exit_on_user_error(train.main)"
     )
     large = settings.replace("postnet_embedding_dim=8", "postnet_embedding_dim=2000") + "epochs=1"
-    command = [sys.executable, "-c", code, "-o", tmp_path / "run", "--hparams", large]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    process = Forked("-c", code, "-o", tmp_path / "run", "--hparams", large)
+    _, errors = process.communicate()
     message = r"error: a batch of \d clips, up to \d+ .*; not even one clip .*\n"
-    assert result.returncode == 2 and re.fullmatch(message, result.stderr), result.stderr
+    assert process.returncode == 2 and re.fullmatch(message, errors), errors
 
 
 def search(monkeypatch, *options: str) -> None:

@@ -439,6 +439,14 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run(tmp_path, setti
 # Full disks
 
 
+LIMITED = """
+import resource, train
+resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))
+train.RunLogger.log_samples = lambda self, *_: self.tensorboard.add_text("long", {0} * "a")
+train.cli.exit_on_user_error(train.main)
+"""
+
+
 @pytest.mark.parametrize(
     ("kib", "problem"),
     [
@@ -454,9 +462,7 @@ def test_on_a_full_disk_what_is_there_stays(tmp_path, settings, kib, problem):
     disk.mkdir()
     command = ["-o", disk / "run", "--hparams", settings + EVERY_BATCH + "epochs=3000"]
     if kib:
-        limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({kib} * 1024, {kib} * 1024))"
-        run = "train.cli.exit_on_user_error(train.main)"
-        process = Forked("-c", f"import resource, train; {limit}; {run}", *command)
+        process = Forked("-c", LIMITED.format(1024 * kib), *command)
         printed, errors = process.communicate()
         (disk / "run").rename(kept)
     else:

