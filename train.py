@@ -427,8 +427,10 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 save(is_best)
             if validated:
                 stop.check()
-                logger.log_samples(samples, progress.step, hparams)
                 n_validations = progress.epoch // hparams.epochs_per_validation
+                # TensorBoard shows ten pictures of a kind: after 1, 2, 4, ... validations.
+                shown = is_last or n_validations.bit_count() == 1
+                logger.log_samples(samples, progress.step, hparams, shown)
                 if texts and (is_last or n_validations % hparams.speak_every == 0):
                     for i, spoken in speak(model, texts if distributed.RANK == 0 else []):
                         logger.log_speech(i, spoken, progress.step, hparams)
