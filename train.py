@@ -159,7 +159,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     train_clips, val_clips = data_utils.load_data(hparams)
     data = data_utils.data_fingerprint(train_clips, val_clips)
     if resuming:
-        checkpoint.refuse_other_data(state, data, source)
+        data_utils.refuse_other_data(state["data"], (train_clips, val_clips), source)
         checkpoint.refuse_other_processes(state, progress, source)
     texts = data_utils.texts_to_speak(hparams)
     sampler = data_utils.training_sampler(train_clips, hparams)
