@@ -445,15 +445,6 @@ def _changes(before: HParams, now: HParams) -> dict[str, tuple[Any, Any]]:
     return {name: (old[name], new[name]) for name in old if old[name] != new[name]}
 
 
-def refuse_other_data(state: dict[str, Any], data: str, path: Path) -> None:
-    """Raise :class:`UserError` unless the clips are those that the checkpoint was trained on."""
-    if state["data"] != data:
-        raise UserError(
-            f"{path}: was trained on clips of other texts, lengths or order than the filelists now "
-            "list; restore the filelists, or start another run by -c with another -o"
-        )
-
-
 def refuse_other_processes(state: dict[str, Any], progress: Progress, path: Path) -> None:
     """Raise :class:`UserError` if another number of processes began the epoch that goes on."""
     n = len(random_states(state))

@@ -3,12 +3,13 @@
 filelists --load_data--> clips --open_mels--> mels --MelDataset, collate--> Batch
 """
 
-import hashlib
 import inspect
-import json
 import math
 import os
+import zlib
 from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -139,10 +140,32 @@ def texts_to_speak(hparams: HParams) -> list[list[int]]:
         raise UserError(f"setting speak_texts: {error}") from None
 
 
-def data_fingerprint(*sets: Sequence[Clip]) -> str:
-    """A hash of the sets' texts and lengths, in order; the location of the files is not in it."""
-    content = [[(clip.ids, clip.n_frames) for clip in clips] for clips in sets]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+def data_fingerprint(*sets: Sequence[Clip]) -> list[list[tuple[int, int]]]:
+    """Of each set's clips, in order, the length in frames and a checksum of the text; the location
+    of the files is not in it."""
+    return [
+        [(clip.n_frames, zlib.crc32(repr(clip.ids).encode())) for clip in clips] for clips in sets
+    ]
+
+
+def refuse_other_data(
+    saved: list[list[tuple[int, int]]], sets: Sequence[Sequence[Clip]], path: Path
+) -> None:
+    """Raise :class:`UserError` unless the clips of ``sets`` are those that the checkpoint ``path``
+    was trained on, whose fingerprint is ``saved``."""
+    if saved == (data := data_fingerprint(*sets)):
+        return
+    problem, what = "than the filelists now list", "the filelists"
+    if [len(clips) for clips in saved] == [len(clips) for clips in data]:
+        rows = zip(chain(*sets), chain(*saved), chain(*data), strict=True)
+        (clip, then, now), *more = [row for row in rows if row[1] != row[2]]
+        change = f"{now[0]} frames, and had {then[0]}" if now[0] != then[0] else "another text"
+        more = f" (and {len(more):,} more differ)" if more else ""
+        problem, what = f"than now: {clip.location}: {clip.path} has {change}{more}", "what it was"
+    raise UserError(
+        f"{path}: was trained on clips of other texts, lengths or order {problem}; restore {what}, "
+        "or start another run by -c with another -o"
+    )
 
 
 # Batches of indices

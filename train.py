@@ -159,7 +159,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     train_clips, val_clips = data_utils.load_data(hparams)
     data = data_utils.data_fingerprint(train_clips, val_clips)
     if resuming:
-        checkpoint.refuse_other_data(state, data, source)
+        data_utils.refuse_other_data(state["data"], (train_clips, val_clips), source)
         checkpoint.refuse_other_processes(state, progress, source)
     texts = data_utils.texts_to_speak(hparams)
     sampler = data_utils.training_sampler(train_clips, hparams)
@@ -429,8 +429,10 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 save(is_best)
             if validated:
                 stop.check()
-                logger.log_samples(samples, progress.step, hparams)
                 n_validations = progress.epoch // hparams.epochs_per_validation
+                # TensorBoard shows ten pictures of a kind: after 1, 2, 4, ... validations.
+                shown = is_last or n_validations.bit_count() == 1
+                logger.log_samples(samples, progress.step, hparams, shown)
                 if texts and (is_last or n_validations % hparams.speak_every == 0):
                     for i, spoken in speak(model, texts if distributed.RANK == 0 else []):
                         logger.log_speech(i, spoken, progress.step, hparams)

@@ -3,7 +3,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace

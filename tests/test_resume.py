@@ -20,7 +20,7 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 import torch
-from conftest import Forked, records
+from conftest import Forked, records, write_tone
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_post_hook as after_each_step
 
@@ -199,6 +199,21 @@ def test_what_makes_another_run_is_refused_and_changes_nothing(
             run("run", "epochs=3", "--resume")
 
 
+def test_a_clip_that_changed_is_named(tmp_path, corpus, settings, run):
+    run("run", settings + "epochs=1")
+    names = (corpus / "train.txt").read_text()
+    (corpus / "train.txt").write_text(names.replace("2.wav|three", "2.wav|four"))
+    changed = r"order than now: \S+/train\.txt:3: \S+/2\.wav has another text; restore what it was"
+    with pytest.raises(UserError, match=changed):
+        run("run", "epochs=2", "--resume")
+    (corpus / "train.txt").write_text(names)
+    for i in (3, 6):
+        write_tone(corpus / f"{i}.wav", 0.2)
+    changed = r"txt:4: \S+/3\.wav has 16 frames, and had 17 \(and 1 more differ\); restore"
+    with pytest.raises(UserError, match=changed):
+        run("run", "epochs=2", "--resume")
+
+
 @pytest.mark.parametrize("options", [(), ("-c", str(OLD_RUN / "checkpoint_00000003.pt"))])
 @pytest.mark.parametrize("moment", [(memory, "try_batches"), (RunLogger, "log"), (os, "link")])
 def test_killed_before_its_second_checkpoint_it_is_resumed_with_its_settings(
@@ -264,6 +279,7 @@ def test_a_run_of_an_older_version_is_resumed(tmp_path, settings, run):
     shutil.copytree(OLD_RUN, tmp_path / "old")
     (path,) = checkpoints(tmp_path / "old")
     state = load_checkpoint(path)
+    state["data"] = load_newest(tmp_path / "now")[1]["data"]  # a later version made it a list
     for name in ("lrf", "precision", "checkpoint_minutes"):
         del state["hparams"][name]
     torch.save(state, path)

@@ -231,6 +231,17 @@ def test_speech_is_logged_by_step_and_does_not_disturb_training(tmp_path, settin
     assert texts[0].tensor_proto.string_val[0] == b"Three!"
 
 
+def test_tensorboard_has_the_pictures_and_sounds_of_few_validations(tmp_path, settings, run):
+    """Those after 1, 2, 4, ... validations, and the last."""
+    run("run", settings + "epochs=6,epochs_per_validation=1,check_memory=False")
+    steps = column(tmp_path / "run", "validation", "step")
+    logged = EventAccumulator(str(tmp_path / "run")).Reload()
+    expected = [steps[n - 1] for n in (1, 2, 4, 6)]
+    for clip in ("sample", "longest", "other"):
+        assert [image.step for image in logged.Images(f"{clip}/mel")] == expected
+        assert [audio.step for audio in logged.Audio(f"{clip}/predicted")] == expected
+
+
 def test_speech_that_stops_at_once_has_a_picture_and_no_sound(tmp_path, settings, run):
     options = "epochs=1,epochs_per_validation=1,speak_every=1,gate_threshold=1e-6"
     assert run("run", settings + options) == 0
