@@ -257,14 +257,14 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
         texts: pairs of (location, text).
     """
     uses, cleaners = defaultdict(list), ", ".join(hparams.text_cleaners)
-    fix = "or, before training, add it to the setting symbols"
-    fix = fix if hparams.symbols else "or add it to text/symbols.py"
+    listed = "the setting symbols" if hparams.symbols else "text/symbols.py"
+    fix = f"change the text, or, before training, add it to {listed}"
     for location, text in texts:
         unknown = unknown_characters(text, hparams.text_cleaners, hparams.symbols)
         digits = "".join(sorted(filter(str.isdecimal, unknown)))
         for character in unknown - set(digits):
             named = f"{character!r} (U+{ord(character):04X}) has no symbol and is left out"
-            uses[character].append((location, named, f"change the text, {fix}"))
+            uses[character].append((location, named, fix))
         if digits:
             named = f"digits {digits!r} have no symbol and are left out"
             uses["digits"].append((location, named, "spell numbers out"))
