@@ -64,6 +64,9 @@ RESERVED = {*BATCHING, "seed", "epochs"}  # set by other options than --hparams
 DATA = {"data_dir", "training_files", "validation_files"}
 NOT_SWEPT = RESERVED | MAY_CHANGE | {*AUDIO, "text_cleaners", "symbols"}  # losses would not compare
 CAPACITIES = ("batch_capacity", "batch_capacity_seconds")
+# Measured with the default settings and LJSpeech's clips: TensorBoard's files and metrics.jsonl.
+STEP_BYTES = 455
+SAMPLES_BYTES = 2.5e6  # pictures and sounds of a validation, of those that TensorBoard shows
 
 
 class Job(NamedTuple):
@@ -317,10 +320,11 @@ def announce(jobs: list[Job], train: list[Clip], val: list[Clip]) -> None:
         models = [Tacotron2(job.hparams) for job in jobs]
     n_parameters = max(sum(p.numel() for p in model.parameters()) for model in models)
     # Float32 weights and Adam's two moments. A new run will keep the newest checkpoints and the
-    # best; one more is being written. Logs take a tenth of that; train.py asks for the mels' space.
+    # best; one more is being written. train.py asks for the mels' space.
     n_new = sum(job.done == job.first_epoch for job in jobs)
-    checkpoint, n_checkpoints = 1.1 * 12 * n_parameters, hparams.keep_checkpoints + 1
-    n_bytes = checkpoint * (n_checkpoints * n_new + 1)
+    checkpoint, n_checkpoints = 12 * n_parameters, hparams.keep_checkpoints + 1
+    logs = [log_bytes(job) for job in jobs]
+    n_bytes = checkpoint * (n_checkpoints * n_new + 1) + sum(logs)
     steps_left = sum((hparams.epochs - job.done) * job.batches.total_length for job in jobs)
     width = max(23, *(len(job.title) for job in jobs))
     print(f"\n{'run':<{width}}  epochs  batches  ZPR %     ABL  decoder steps/epoch")
@@ -331,11 +335,20 @@ def announce(jobs: list[Job], train: list[Clip], val: list[Clip]) -> None:
     print(
         f"\n{len(train):,} training and {len(val):,} validation clips\n"
         f"{n_parameters:,} parameters; checkpoints and logs take {n_bytes / 1e9:.1f} GB of disk, "
-        f"{checkpoint * n_checkpoints / 1e9:.2f} GB a run\n"
+        f"up to {(checkpoint * n_checkpoints + max(logs)) / 1e9:.2f} GB a run\n"
         f"{steps_left:,} decoder steps to go (each batch takes as many as its longest clip)\n"
         f"{time_left(jobs) or 'the time left will be known after the first epoch'}"
     )
     require_space(jobs[0].folder, n_bytes, "give another --output, or train fewer runs with --only")
+
+
+def log_bytes(job: Job) -> float:
+    """The size of the logs that a run has still to write. TensorBoard shows the validations 1, 2,
+    4, 8, ... and the last."""
+    epochs_left = job.hparams.epochs - job.done
+    n_shown = (job.hparams.epochs // job.hparams.epochs_per_validation).bit_length() + 1
+    steps = STEP_BYTES * epochs_left * job.batches.n_batches
+    return steps + SAMPLES_BYTES * n_shown if epochs_left else 0
 
 
 def time_left(jobs: list[Job]) -> str:
