@@ -163,8 +163,9 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         checkpoint.refuse_other_processes(state, progress, source)
     texts = data_utils.texts_to_speak(hparams)
     sampler = data_utils.training_sampler(train_clips, hparams)
-    if note := data_utils.batching_note(sampler, hparams):
-        print(f"note: {note}")
+    for note in (data_utils.batching_note, data_utils.capacity_note):
+        if problem := note(sampler, hparams):
+            print(f"note: {problem}")
     if "iteration" in state:  # NVIDIA's training state
         progress.epoch = progress.step // len(sampler)
     if progress.epoch >= hparams.epochs:
