@@ -158,9 +158,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         records = [json.loads(line) for line in lines]
         for record in records:
-            record |= {name: math.nan for name, value in record.items() if value is None}
             if missing := REQUIRED.get(record["event"], set()) - set(record):
                 raise ValueError(f"a record has no {min(missing)}")
+            record |= {name: math.nan for name, value in record.items() if value is None}
     except (OSError, ValueError, KeyError, TypeError) as error:
         fix = "name the output of a train.py of this version"
         raise UserError(f"{path}: cannot be read ({error}); {fix}") from None
