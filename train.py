@@ -99,8 +99,12 @@ def parse_args() -> argparse.Namespace:
         "checkpoint; without one, start a run if --hparams or --preset is given",
     )
     add("--preset", help=f"{' or '.join(PRESETS)} (default paper)")
-    add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change")
+    add(
+        "--hparams", action="append", default=[], metavar="NAME=VALUE,...",
+        help="settings to change; a later value wins",
+    )  # fmt: skip
     args = parser.parse_args()
+    args.hparams = ",".join(args.hparams)
     if args.warm_start and not args.checkpoint:
         parser.error("--warm_start takes the weights of a checkpoint; name it with -c")
     if args.resume and args.checkpoint:
