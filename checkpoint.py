@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import distributed
-from cli import UserError
+from cli import DISK_FULL, UserError
 from files import replacing, sync_names
 from hparams import (
     AUDIO,
@@ -201,9 +201,10 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         cause = error if isinstance(error, OSError) else error.__context__  # of torch's writer
         if not isinstance(cause, OSError):
             raise
+        fix = "make room" if cause.errno in DISK_FULL else "allow writing"
         raise UserError(
-            f"{path}: cannot be saved ({cause.strerror}), older checkpoints are intact; make "
-            "room, then --resume"
+            f"{path}: cannot be saved ({cause.strerror}), older checkpoints are intact; {fix}, "
+            "then --resume"
         ) from None
 
 
@@ -291,7 +292,11 @@ def load_weights(
     for layer in ignore_layers or ():
         matches = {name for name in {*ours, *theirs} if f"{name}.".startswith(f"{layer}.")}
         if not matches:
-            raise UserError(f"setting ignore_layers: the model has no '{layer}'; name its weights")
+            layers = dict.fromkeys(".".join(name.split(".")[:2]) for name in ours)
+            raise UserError(
+                f"setting ignore_layers: the model has no '{layer}'; use some of "
+                f"{', '.join(layers)}, or the beginnings or whole names of their weights"
+            )
         ignored |= matches
     theirs = {name: weight for name, weight in theirs.items() if name not in ignored}
     theirs |= {name: weight for name, weight in ours.items() if name in ignored}

@@ -3,6 +3,7 @@
 filelists --load_data--> clips --open_mels--> mels --MelDataset, collate--> Batch
 """
 
+import dataclasses
 import inspect
 import math
 import os
@@ -241,6 +242,28 @@ def batching_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
         fix = "with so few clips no value pads as little as"
     value = getattr(hparams, name)
     return f"{strategy} with {name}={value}: {problem}; {fix} SSB with lrf={hparams.lrf:g}"
+
+
+def capacity_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
+    """Warns that the longest clip makes dynamic batches so large that an epoch has fewer than half
+    as many as with ``batch_size`` clips in each, and suggests a capacity; "" if it does not, or if
+    the capacity was chosen."""
+    lengths, n_batches = sampler.lengths, len(sampler.plan)
+    n_fixed = math.ceil(len(lengths) / hparams.batch_size)
+    if not hparams.dynamic_batch_size or batch_capacity(hparams) or 2 * n_batches >= n_fixed:
+        return ""
+    hop_seconds = hparams.hop_length / hparams.sampling_rate
+    longest = int(lengths.max()) * hop_seconds
+    # LJSpeech's longest clip has 1.5 times the mean length.
+    seconds = math.ceil(max(1.5 * lengths.mean() * hop_seconds * hparams.batch_size, longest))
+    capacity = batch_capacity(dataclasses.replace(hparams, batch_capacity_seconds=float(seconds)))
+    settings = {**sampler.settings, "seed": hparams.seed, "capacity": capacity}
+    return (
+        f"an epoch has {n_batches:,} batches, with dynamic_batch_size=False {n_fixed:,}: the "
+        f"longest clip, of {longest:.1f} s, sets the batch capacity, and most are far shorter. "
+        f"With fewer updates an epoch teaches less: batch_capacity_seconds={seconds} makes "
+        f"{len(plan_batches(lengths, **settings)):,}"
+    )
 
 
 def like_ssb(lengths: Sequence[int] | np.ndarray, hparams: HParams, strategy: str) -> int:

@@ -23,6 +23,8 @@ def make_folder(path: Path, fix: str = "give another folder") -> None:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
+        read_only = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        fix = f"allow writing, or {fix}" if read_only else fix
         raise UserError(f"{path}: cannot be written ({error.strerror}); {fix}") from None
 
 
@@ -87,7 +89,7 @@ def _open_locked(path: Path, fix: str, wait: bool) -> IO[bytes]:
         try:
             file = path.open("a+b")
         except OSError as error:
-            raise UserError(f"{path}: {error.strerror}; remove it") from None
+            raise UserError(f"{path}: {error.strerror}; remove it, or {fix}") from None
         try:
             # Not a record lock (lockf), which ends when the process closes the file anywhere.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

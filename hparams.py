@@ -10,6 +10,7 @@ strategies", Interspeech 2021).
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import re
 from collections.abc import Mapping
@@ -260,11 +261,18 @@ def settings_table() -> str:
     return "\n".join(lines).strip()
 
 
+@functools.cache
+def _note(message: str) -> None:
+    """Print a note, once."""
+    print(f"note: {message}")
+
+
 def parse_overrides(overrides: str) -> dict[str, object]:
-    """The settings named in ``overrides`` (see :func:`create_hparams`) and their values.
+    """The settings named in ``overrides`` (see :func:`create_hparams`) and their values. Of a
+    setting that is named twice, the later value counts, and a note says so.
 
     Raises:
-        UserError: an unknown or repeated name, or a value of the wrong type.
+        UserError: an unknown name, or a value of the wrong type.
     """
     if re.search("[\x00-\x1f\x7f\x85\u2028\u2029]", overrides):
         raise UserError(f"--hparams {overrides!r}: has a line break or the like; leave it out")
@@ -276,17 +284,19 @@ def parse_overrides(overrides: str) -> dict[str, object]:
         if not equals or not name:
             raise UserError(f"--hparams: '{pair.strip()}' is not name=value; separate with commas")
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
+            near = [f for f in fields if name == "".join(word[0] for word in f.split("_"))]  # lr
+            near += difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else "train.py --help lists the settings"
             if name in NVIDIA_ONLY:
                 hint = f"NVIDIA's code has it: {NVIDIA_ONLY[name]}"
             raise UserError(f"--hparams: unknown setting '{name}'; {hint}")
-        if name in values:
-            raise UserError(f"--hparams: setting '{name}' is given twice; keep one")
         slip = re.search(r"\s(\w+)=", text)
         if slip and slip[1] in fields and text[0] not in "'\"":
             raise UserError(f"--hparams: '{pair.strip()}': put a comma before '{slip[1]}='")
-        values[name] = _parse(name, text, fields[name])
+        value = _parse(name, text, fields[name])
+        if name in values:
+            _note(f"--hparams: setting '{name}' is given twice; {quote(value)} is used")
+        values[name] = value
     if "symbols" in values:
         if values["symbols"].startswith("@"):
             values["symbols"] = read_symbols(values["symbols"][1:])

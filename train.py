@@ -99,8 +99,12 @@ def parse_args() -> argparse.Namespace:
         "checkpoint; without one, start a run if --hparams or --preset is given",
     )
     add("--preset", help=f"{' or '.join(PRESETS)} (default paper)")
-    add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change")
+    add(
+        "--hparams", action="append", default=[], metavar="NAME=VALUE,...",
+        help="settings to change; a later value wins",
+    )  # fmt: skip
     args = parser.parse_args()
+    args.hparams = ",".join(args.hparams)
     if args.warm_start and not args.checkpoint:
         parser.error("--warm_start takes the weights of a checkpoint; name it with -c")
     if args.resume and args.checkpoint:
@@ -163,8 +167,9 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         checkpoint.refuse_other_processes(state, progress, source)
     texts = data_utils.texts_to_speak(hparams)
     sampler = data_utils.training_sampler(train_clips, hparams)
-    if note := data_utils.batching_note(sampler, hparams):
-        print(f"note: {note}")
+    for note in (data_utils.batching_note, data_utils.capacity_note):
+        if problem := note(sampler, hparams):
+            print(f"note: {problem}")
     if "iteration" in state:  # NVIDIA's training state
         progress.epoch = progress.step // len(sampler)
     if progress.epoch >= hparams.epochs:

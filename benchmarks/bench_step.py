@@ -40,7 +40,7 @@ from batching import plan_batches
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from data_utils import Batch, Item, collate
 from device import choose_device, is_out_of_memory, peak_memory, synchronize, use_large_pages
-from hparams import HParams, create_hparams
+from hparams import HParams, create_hparams, parse_overrides
 from layers import length_mask
 from loss_function import Tacotron2Loss
 from memory import free_memory
@@ -289,6 +289,8 @@ def main() -> None:
         raise UserError("--train_size and --batches go with --epoch; add it, or leave them out")
     if args.nvidia and not Path(args.nvidia, "model.py").is_file():
         raise UserError(f"--nvidia {args.nvidia}: has no model.py; clone NVIDIA/tacotron2 there")
+    if compared := {"decoder", "precision"} & parse_overrides(args.hparams).keys():
+        raise UserError(f"--hparams: {min(compared)} follows --implementations; leave it out")
     for name in args.implementations:
         choose_device(settings(name, args.hparams))  # refuses what cannot run here
     device = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"

@@ -1,9 +1,11 @@
 """Checkpoints, and the folder that holds them."""
 
+import errno
 import multiprocessing
 import os
 import pickle
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 import checkpoint
 from checkpoint import Progress, checkpoints, load_checkpoint, load_newest, save_checkpoint
 from cli import UserError
-from files import locked
+from files import locked, make_folder
 
 
 def save(folder: Path, step: int) -> Path:
@@ -62,6 +64,19 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path):
         save_checkpoint(path, {"state_dict": {}, "lock": threading.Lock()})
     assert load_checkpoint(path)["step"] == 1
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [(errno.EROFS, "allow writing, or use another"), (errno.ENOSPC, "use another")],
+)
+def test_a_folder_that_cannot_be_written_is_said_with_what_helps(
+    tmp_path, monkeypatch, number, fix
+):
+    error = OSError(number, "so it is")
+    monkeypatch.setattr(tempfile, "TemporaryFile", Mock(side_effect=error))
+    with pytest.raises(UserError, match=rf"{tmp_path}: cannot be written \(so it is\); {fix}$"):
+        make_folder(tmp_path, "use another")
 
 
 def test_the_newest_undamaged_checkpoint_is_used_or_the_best(tmp_path, capsys):

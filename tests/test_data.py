@@ -1,6 +1,7 @@
 import math
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import time
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 import data_utils
 import mel_cache
 from cli import UserError
-from clips import load_clips, read_samples
+from clips import Clip, load_clips, read_samples
 from data_utils import Item, MelDataset, collate, load_data
 from hparams import create_hparams
 from layers import MelSpectrogram, griffin_lim
@@ -601,3 +602,25 @@ def test_validation_batches_depend_on_no_batching_setting(settings, clips):
     assert [len(batch) for batch in batches] == [3, 3, 2]
     for change in ("batching_strategy=SB", "dynamic_batch_size=False", "seed=7", "lrf=0.9"):
         assert batches == data_utils.validation_batches(clips, create_hparams(settings + change))
+
+
+def test_a_long_clip_that_makes_few_batches_is_noted_with_a_capacity_that_makes_more():
+    rng = np.random.default_rng(0)
+
+    def noted(lengths, settings=""):
+        hparams = create_hparams(settings)
+        clips = [Clip("", "", [], n, "", ()) for n in lengths.tolist()]
+        sampler = data_utils.training_sampler(clips, hparams)
+        return data_utils.capacity_note(sampler, hparams), len(sampler.plan)
+
+    short = rng.integers(100, 400, 1100)
+    for longest in (900, 3000, 9000):
+        lengths = np.append(short, longest)
+        note, few = noted(lengths)
+        assert note.startswith(
+            f"an epoch has {few} batches, with dynamic_batch_size=False 69: the "
+        )
+        setting, more = re.search(r"(batch_capacity_seconds=\S+) makes (\d+)$", note).groups()
+        assert few < 35 < int(more) and noted(lengths, setting) == ("", int(more))
+        assert noted(lengths, "dynamic_batch_size=False")[0] == ""
+    assert noted(short)[0] == ""

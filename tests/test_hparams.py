@@ -44,6 +44,13 @@ def test_values_as_users_write_them():
     assert type(create_hparams(overrides).learning_rate) is float
 
 
+def test_a_later_value_wins_with_one_note(capsys):
+    for _ in range(2):
+        assert create_hparams("epochs=3,lrf=0.2,epochs=12").epochs == 12
+    note = "note: --hparams: setting 'epochs' is given twice; 12 is used\n"
+    assert capsys.readouterr().out == note
+
+
 AWKWARD = " ,;='\"\\[]()äß\u0301\u200cज"
 
 
@@ -104,7 +111,7 @@ REFUSED = {
     "learning_rate=1e300": "learning_rate=1e+300: use a number up to 1e6",
     "seed=99999999999999999999": "use a whole number below 2**31",
     "batch_size": "'batch_size' is not name=value",
-    "seed=1,seed=2": "'seed' is given twice",
+    "lr=1e-3": "unknown setting 'lr'; did you mean 'learning_rate'?",
     "data_dir='x": "unbalanced quotes",
     "data_dir=x\ny": "has a line break or the like; leave it out",
     "seed=1,data_dir=x training_files=y,epochs=2": (
