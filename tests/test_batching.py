@@ -630,7 +630,7 @@ def test_nothing_is_noted_of_settings_that_work(monkeypatch):
 
 
 def test_so_few_clips_that_no_value_pads_like_ssb():
-    said = note("BKT", 20, lrf=0.0)
+    said = note("ATS", 20, lrf=0.0)
     assert said.endswith("; with so few clips no value pads as little as SSB with lrf=0")
 
 

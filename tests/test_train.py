@@ -69,7 +69,7 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings, run, monke
     assert start == {
         "event": "start", "epoch": 0, "step": 0, "device": device_name(device),
         "threads": threads, "decoder": create_hparams(settings).decoder,
-        "precision": "fp32", "torch": torch.__version__,
+        "precision": "fp32", "torch": torch.__version__, "validation_frames": 98,
     }  # fmt: skip
     step = records(output, "step")[-1]
     (epoch, _), (_, validation) = (records(output, event) for event in ("epoch", "validation"))
