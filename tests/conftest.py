@@ -99,10 +99,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 # Runs one process for each line that it reads.
 SERVER = """
-import json, os, runpy, signal, sys
+import gc, json, os, runpy, signal, sys
 import librosa.filters, matplotlib.figure, soundfile, torch._dynamo, torch.utils.tensorboard
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leave no zombies
+gc.freeze()  # or a process would copy all that there is, to look for garbage
 print("ready", flush=True)
 while (line := sys.stdin.readline()) and os.fork():
     pass
