@@ -46,6 +46,7 @@ from device import choose_device
 from files import locked, making, require_space
 from hparams import AUDIO, MAY_CHANGE, PRESETS, HParams, format_overrides, parse_overrides
 from model import Tacotron2
+from scripts import prepare_ljspeech
 from scripts.lengths import EXAMPLE_CLIPS
 from scripts.paper import (
     BATCHING,
@@ -155,11 +156,12 @@ def parse_args() -> argparse.Namespace:
     add("--sweep", action="append", metavar="NAME=VALUE,...",
         help='train with each value of one setting, as in "batch_size=4,8,16,32"')
     add("--limit", type=positive, metavar="N", help="use at most N clips, chosen at random")
-    add("--hparams", default="", metavar="NAME=VALUE,...",
+    add("--hparams", action="append", default=[], metavar="NAME=VALUE,...",
         help="settings to change in all runs, filelists too, as for train.py")
     add("--preset", choices=PRESETS, help="settings preset (default: paper)")
     # fmt: on
     args = parser.parse_args()
+    args.hparams = ",".join(args.hparams)
     args.base, overrides = HParams(), parse_overrides(args.hparams)
     args.settings = {"mel_cache_dir": str(ROOT / "mel_cache")} | PRESETS[args.preset or "paper"]
     if args.start:
@@ -206,7 +208,11 @@ def choose_data(args: argparse.Namespace) -> dict[str, str]:
             data_dir = ROOT / f"data/demo{n_clips}"
             if status := call("scripts/make_demo_corpus.py", data_dir, "--clips", n_clips):
                 sys.exit(status)  # it has printed the reason
-        lists = split(read_corpus(Path(data_dir), hparams), data_dir, 0.8, seed=0)
+        clips = read_corpus(Path(data_dir), hparams)
+        if data_dir == LJSPEECH:
+            lists = prepare_ljspeech.split(clips, data_dir)
+        else:
+            lists = split(clips, data_dir, 0.8, seed=0)
     total = sum(map(len, lists)) or 1
     content = {}
     for file, lines in zip(filelists(args), lists, strict=True):
