@@ -336,8 +336,8 @@ def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
         ("--sweep=batch_capacity=9,999", "above the batch capacity of 9 (and 14 more clips); set "),
         ("--corpus=gone", "gone: no such folder; give the corpus's"),
         ("--hparams=training_files=gone --corpus=", "filelist 'gone': No such file or directory"),
-        (f"--hparams={TINY}batch_size=64", "train.txt has 16 clips; use at most 16"),
-        (f"--hparams={TINY}batch_size=2,precision=tf32", "tf32: needs an NVIDIA GPU"),
+        ("--hparams=batch_size=64", "train.txt has 16 clips; use at most 16"),
+        ("--hparams=precision=tf32", "tf32: needs an NVIDIA GPU"),
         ("", "0.20 GB free; free some, or"),
     ],
 )
@@ -351,7 +351,8 @@ def test_a_refused_call_leaves_nothing(tmp_path, tones, monkeypatch, args, messa
     before = sorted(tmp_path.rglob("*"))
     for folder in ("new/out", "old"):
         options = arguments(tones, tmp_path / folder, *re.split(" (?=--)", args))
-        *plan, error = run(*filter(None, options), status=2).splitlines()
+        printed = run(*filter(None, options), status=2)
+        *plan, error = (line for line in printed.splitlines() if "given twice" not in line)
         assert message in error and (not plan or "free" in message)
         assert sorted(tmp_path.rglob("*")) == before
 
