@@ -24,6 +24,7 @@ import difflib
 import inspect
 import sys
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -42,12 +43,15 @@ def random_order(lengths: ndarray, rng: Generator) -> ndarray:
     return rng.permutation(len(lengths))
 
 
-def sorted_order(lengths: ndarray, rng: Generator) -> ndarray:
-    """SB (Sec. 2): from the shortest to the longest; clips of equal length in random order."""
-    return semi_sorted(lengths, rng, lrf=0)
+def sorted_order(lengths: ndarray, rng: Generator, *, longest_first: bool = True) -> ndarray:
+    """SB (Sec. 2): sort by length, from the longest down as the paper's code does, or from the
+    shortest up. Clips of equal length are in random order."""
+    return semi_sorted(lengths, rng, lrf=0, longest_first=longest_first)
 
 
-def semi_sorted(lengths: ndarray, rng: Generator, *, lrf: float = 0.1) -> ndarray:
+def semi_sorted(
+    lengths: ndarray, rng: Generator, *, lrf: float = 0.1, longest_first: bool = True
+) -> ndarray:
     """SSB (Sec. 2, eq. 2-3): sort by length + uniform noise, ``lrf * (max - min length)`` wide.
     ``lrf=0`` is SB; 1000 is as good as RAND."""
     # Lengths are whole numbers, so noise of one unit only shuffles ties, as the paper does before
@@ -56,11 +60,13 @@ def semi_sorted(lengths: ndarray, rng: Generator, *, lrf: float = 0.1) -> ndarra
     width = max(span * lrf, 1.0)
     levels = int(2**16 // (span + 1 + np.ceil(width)))  # noise levels in one unit of length
     if levels < 64:  # too coarse to order ties at random
-        return np.argsort(lengths + width * rng.random(len(lengths)))
-    # With 16-bit keys numpy's stable sort is a radix sort, several times as fast.
-    keys = (lengths - shortest).astype(np.uint16) * np.uint16(levels)
-    keys += rng.integers(0, int(width * levels), len(lengths), np.uint16)
-    return np.argsort(keys, kind="stable")
+        order = np.argsort(lengths + width * rng.random(len(lengths)))
+    else:
+        # With 16-bit keys numpy's stable sort is a radix sort, several times as fast.
+        keys = (lengths - shortest).astype(np.uint16) * np.uint16(levels)
+        keys += rng.integers(0, int(width * levels), len(lengths), np.uint16)
+        order = np.argsort(keys, kind="stable")
+    return order[::-1].copy() if longest_first else order
 
 
 def buckets(
@@ -70,14 +76,15 @@ def buckets(
     bucket_size: int = 1024,
     bucket_edges: Literal["size", "uniform", "quantile"] = "size",
     n_buckets: int = 10,
+    longest_first: bool = True,
 ) -> tuple[ndarray, ndarray]:
-    """BKT (Sec. 3): sort, divide from the longest down, shuffle inside each bucket.
+    """BKT (Sec. 3): sort as SB does, divide in that order, shuffle inside each bucket.
 
     Buckets have ``bucket_size`` clips; or there are ``n_buckets``, of "uniform" width or of
     equally many clips ("quantile"; Gonzalez et al. 2023, Sec. 2). One bucket is RAND.
     """
     n = len(lengths)
-    order = sorted_order(lengths, rng)[::-1].copy()
+    order = sorted_order(lengths, rng, longest_first=longest_first)
     # More buckets than clips, or than units of length, would be empty.
     n_buckets = min(n_buckets, n if bucket_edges == "quantile" else int(np.ptp(lengths)) + 1)
     if bucket_edges == "size":
@@ -86,7 +93,8 @@ def buckets(
         ends = np.arange(1, n_buckets + 1) * n // n_buckets
     else:
         limits = np.linspace(lengths.max(), lengths.min(), n_buckets + 1)[1:-1]
-        ends = np.append(n - np.searchsorted(lengths[order[::-1]], limits), n)
+        n_shorter = np.searchsorted(np.sort(lengths), limits)
+        ends = np.append(n - n_shorter if longest_first else n_shorter[::-1], n)
     ends = np.unique(ends[ends > 0])  # without empty buckets
     for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
         rng.shuffle(order[start:end])
@@ -324,8 +332,8 @@ def _report_too_long(lengths: ndarray, too_long: ndarray, capacity: int, oversiz
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Check settings of strategies by their types: an int is 1 or more, a float from 0 to 1e6.
-    Raises as :func:`plan_batches`."""
+    """Check settings of strategies by their types: an int is 1 or more, a float from 0 to 1e6, a
+    bool True or False. Raises as :func:`plan_batches`."""
     for name, value in settings.items():
         if name not in STRATEGY_SETTINGS:
             known = list(inspect.signature(plan_batches).parameters)
@@ -337,6 +345,8 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             _check_count(name, value)
         elif kind is float:
             _check(0 <= value <= 1e6, f"{name}={value}: use 0 to 1e6")
+        elif kind is bool:
+            _check_choice(name, value, (True, False))
         elif get_origin(kind) is Literal:
             _check_choice(name, value, get_args(kind))
 
@@ -360,8 +370,8 @@ def _check_count(name: str, value: Any) -> None:
     _check(whole, f"{name}={value}: use a whole number, 1 or more")
 
 
-def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    _check(value in choices, f"{name}={value!r}: use one of {', '.join(choices)}")
+def _check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    _check(value in choices, f"{name}={value!r}: use one of {', '.join(map(str, choices))}")
 
 
 def _check(ok: bool, message: str) -> None:
@@ -584,7 +594,7 @@ class EpochBatchSampler:
 
     def __len__(self) -> int:
         """Number of batches of the next iteration, or of the one that has begun; after
-        :meth:`load_state_dict`, of what is left of the epoch."""
+        :meth:`start_at`, of what is left of the epoch."""
         return len(self.steps) - self._first
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -597,25 +607,41 @@ class EpochBatchSampler:
             self._done = step + 1
             yield plan[mine[step, rank]].tolist()
 
+    def start_at(self, epoch: int, batch: int) -> None:
+        """Plan ``epoch`` and begin after ``batch`` of its batches, none of which is drawn.
+
+        Raises:
+            ValueError: the epoch has fewer batches.
+        """
+        self.set_epoch(epoch)
+        n_batches = len(self.steps)
+        _check(0 <= batch <= n_batches, f"batch={batch}: epoch {epoch} has {n_batches} batches")
+        self._first, self._done, self._begun = batch, batch, False
+
     def state_dict(self, batch: int | None = None) -> dict[str, int]:
         """The state after ``batch`` batches of the epoch; None: after those handed out.
 
         With DataLoader workers, which draw batches ahead of training, the training loop must count
         them (as torchdata's StatefulDataLoader does).
         """
-        return {"epoch": self.epoch, "batch": self._done if batch is None else batch}
+        batch = self._done if batch is None else batch
+        return {"epoch": self.epoch, "batch": batch, "checksum": self._checksum()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume with the first batch that was not done; no batch is drawn to get there.
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Resume after the batches that were done.
 
         Raises:
-            ValueError: the plan of that epoch has fewer batches.
+            ValueError: the state is of other lengths, settings or replicas.
         """
         self.set_epoch(state["epoch"])
-        n_batches = len(self.steps)
         _check(
-            0 <= state["batch"] <= n_batches,
-            f"batch {state['batch']} of epoch {state['epoch']}: its plan has {n_batches} "
-            "batches, so the state is of other lengths or settings",
+            state["checksum"] == self._checksum(),
+            f"the state after batch {state['batch']} of epoch {state['epoch']} is of other "
+            "lengths, settings or replicas: use the same, or start anew",
         )
-        self._first, self._done, self._begun = state["batch"], state["batch"], False
+        self.start_at(state["epoch"], state["batch"])
+
+    def _checksum(self) -> int:
+        """Tells the batches of this epoch from others."""
+        parts = self.plan.order, self.plan.ends, self.steps
+        return zlib.crc32(b"".join(part.tobytes() for part in parts))

@@ -3,6 +3,7 @@ the settings of the run that continues from them.
 """
 
 import dataclasses
+import json
 import math
 import os
 import pickle
@@ -22,7 +23,7 @@ import torch
 from torch import nn
 
 import distributed
-from cli import UserError
+from cli import DISK_FULL, UserError
 from files import replacing, sync_names
 from hparams import (
     AUDIO,
@@ -154,6 +155,28 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
     return None, {}
 
 
+def recorded_epochs(folder: Path) -> int | None:
+    """Epochs that a run's metrics.jsonl has; None if it has no step, so that nothing is lost when
+    a run begins in ``folder``.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = folder / "metrics.jsonl"
+    # Without a last line that a kill cut off.
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    try:
+        records = [json.loads(line) for line in lines]
+        epochs = [record["epoch"] + 1 for record in records if record["event"] == "epoch"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: not the records of a run ({error}); move it away, or give another -o"
+        ) from None
+    if all(record["event"] == "start" for record in records):
+        return None
+    return max(epochs, default=0)
+
+
 def set_aside(folder: Path, newest: Path) -> None:
     """Rename the damaged checkpoints that :func:`load_newest` skipped to reach ``newest``."""
     for path in takewhile(lambda path: path != newest, checkpoints(folder)):
@@ -178,9 +201,10 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         cause = error if isinstance(error, OSError) else error.__context__  # of torch's writer
         if not isinstance(cause, OSError):
             raise
+        fix = "make room" if cause.errno in DISK_FULL else "allow writing"
         raise UserError(
-            f"{path}: cannot be saved ({cause.strerror}), older checkpoints are intact; make "
-            "room, then --resume"
+            f"{path}: cannot be saved ({cause.strerror}), older checkpoints are intact; {fix}, "
+            "then --resume"
         ) from None
 
 
@@ -268,7 +292,11 @@ def load_weights(
     for layer in ignore_layers or ():
         matches = {name for name in {*ours, *theirs} if f"{name}.".startswith(f"{layer}.")}
         if not matches:
-            raise UserError(f"setting ignore_layers: the model has no '{layer}'; name its weights")
+            layers = dict.fromkeys(".".join(name.split(".")[:2]) for name in ours)
+            raise UserError(
+                f"setting ignore_layers: the model has no '{layer}'; use some of "
+                f"{', '.join(layers)}, or the beginnings or whole names of their weights"
+            )
         ignored |= matches
     theirs = {name: weight for name, weight in theirs.items() if name not in ignored}
     theirs |= {name: weight for name, weight in ours.items() if name in ignored}
@@ -353,7 +381,10 @@ def hparams_to_resume(
     """
     if missing := [name for name in STATE if name not in state]:
         raise UserError(f"{path}: has no {', '.join(missing)}; start from its weights by -c")
-    saved = saved_hparams(state, path)
+    return _unchanged_hparams(saved_hparams(state, path), path, overrides, preset)
+
+
+def _unchanged_hparams(saved: HParams, path: Path, overrides: str, preset: str | None) -> HParams:
     hparams = create_hparams(overrides, preset, saved)
     changed = [
         f"{name} is {quote(before)} in the run, {quote(now)} in this call"
@@ -362,8 +393,8 @@ def hparams_to_resume(
     ]
     if changed:
         raise UserError(
-            f"{path}: {'; '.join(changed)}; leave them out, or start another run with them: "
-            f"-c {path} with another -o"
+            f"{path}: {'; '.join(changed)}; leave them out, or start another run with them, by -c "
+            "and another -o"
         )
     return hparams
 
@@ -419,22 +450,13 @@ def _changes(before: HParams, now: HParams) -> dict[str, tuple[Any, Any]]:
     return {name: (old[name], new[name]) for name in old if old[name] != new[name]}
 
 
-def refuse_other_data(state: dict[str, Any], data: str, path: Path) -> None:
-    """Raise :class:`UserError` unless the clips are those that the checkpoint was trained on."""
-    if state["data"] != data:
-        raise UserError(
-            f"{path}: was trained on clips of other texts, lengths or order than the filelists now "
-            "list; restore the filelists, or start another run by -c with another -o"
-        )
-
-
 def refuse_other_processes(state: dict[str, Any], progress: Progress, path: Path) -> None:
     """Raise :class:`UserError` if another number of processes began the epoch that goes on."""
     n = len(random_states(state))
     if progress.batch and n != distributed.WORLD_SIZE:
         raise UserError(
-            f"{path}: was saved by {n} process{'es' * (n > 1)} within epoch {progress.epoch}, now "
-            f"there are {distributed.WORLD_SIZE}; use torchrun --nproc_per_node={n}, or start "
+            f"{path}: was saved by {n} process{'es' * (n > 1)} within epoch {progress.epoch + 1}, "
+            f"now there are {distributed.WORLD_SIZE}; use torchrun --nproc_per_node={n}, or start "
             "another run by -c, at the start of that epoch, with another -o"
         )
 
@@ -481,20 +503,30 @@ def find_start(
     warm_start: bool,
 ) -> tuple[Path | None, dict[str, Any], HParams, Progress]:
     """Where a run starts: its checkpoint, the state to restore from it, the settings and the
-    progress. A new run has no checkpoint, None, and no state, {}.
+    progress. A new run has no checkpoint, None, and no state, {}. A finished run whose checkpoints
+    were deleted has its metrics.jsonl instead.
 
-    Only the weights are taken in a warm start, or if there is no training state. With NVIDIA's
-    training state, the progress has steps but no epochs.
+    Only the weights are taken in a warm start, or if there is no training state. With another seed
+    the random state stays behind. With NVIDIA's training state, the progress has steps but no
+    epochs.
 
     Raises:
-        UserError: the folder already holds a run, or none to resume; the checkpoint is damaged, or
-            does not go with the settings.
+        UserError: the folder already holds a run, or none to resume, or one without checkpoints;
+            the checkpoint is damaged, or does not go with the settings.
     """
+    recorded = None if checkpoints(folder) and resume else recorded_epochs(folder)
     if resume:
+        if recorded and (done := _finished(folder, recorded, overrides, preset)):
+            return done
         newest, state = load_newest(folder)
         if newest:
             hparams = hparams_to_resume(state, newest, overrides, preset)
             return newest, state, hparams, Progress.of(state, newest)
+        if recorded is not None:
+            raise UserError(
+                f"{folder}: has the records of a run ({recorded} epochs), but no checkpoint to go "
+                "on from; restore one, or move the folder away to begin anew"
+            )
         if not (overrides or preset):
             raise UserError(
                 f"{folder}: holds no run to resume, or one stopped before its first "
@@ -502,7 +534,7 @@ def find_start(
             )
         print(f"{folder}: holds no run yet; starting one")
     first = folder / "checkpoint_00000000.pt"  # of a run before its first step: nothing is lost
-    if set(folder.glob("checkpoint_*.pt")) - {first}:
+    if recorded is not None or set(folder.glob("checkpoint_*.pt")) - {first}:
         raise UserError(f"{folder}: holds a run; --resume it, or give another -o")
     if not source:
         return None, {}, create_hparams(overrides, preset), Progress()
@@ -512,8 +544,28 @@ def find_start(
     if not warm_start:
         if all(name in state for name in STATE):
             saved = Progress.of(state, source)  # the settings may change the batches of its epoch
+            if hparams.seed != state["hparams"]["seed"]:
+                del state["random_state"]
+                state.pop("other_random_states", None)
             return source, state, hparams, Progress(epoch=saved.epoch, step=saved.step)
         if "optimizer" in state and "iteration" in state:
             return source, state, hparams, Progress(step=int(state["iteration"]))
-        print(f"note: {source}: has weights but no training state; starting at epoch 0")
+        print(f"note: {source}: has weights but no training state; starting at epoch 1")
     return source, {"state_dict": state["state_dict"]}, hparams, Progress()
+
+
+def _finished(
+    folder: Path, recorded: int, overrides: str, preset: str | None
+) -> tuple[Path, dict[str, Any], HParams, Progress] | None:
+    """What :func:`find_start` returns for a run whose records have all epochs; None if it is not
+    one."""
+    try:
+        saved = by_new_names(json.loads((folder / "hparams.json").read_bytes()))
+        saved = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+        saved = HParams(**saved)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    hparams = _unchanged_hparams(saved, folder / "hparams.json", overrides, preset)
+    if recorded < hparams.epochs:
+        return None
+    return folder / "metrics.jsonl", {}, hparams, Progress(epoch=recorded)

@@ -6,7 +6,8 @@ import os
 import re
 import stat
 import struct
-from collections import defaultdict
+import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,9 +18,11 @@ import numpy as np
 import soundfile
 
 from cli import UserError, progress_bar
-from hparams import HParams
-from text import alphabet, text_to_sequence, unknown_characters
+from hparams import HParams, audio_settings, format_overrides
+from text import alphabet, clean_text, text_to_sequence, unknown_characters
 
+SHARED = 5  # lines; what is wrong with more of them is reported once
+CONVERT = "scripts/prepare_corpus.py --convert_to DIR"
 SILENCE = 1e-3  # peak, -60 dB of full scale: a clip that stays below it has no speech
 
 
@@ -58,10 +61,27 @@ class Problem(NamedTuple):
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:
-    """Raise one :class:`UserError` that lists the problems, one per line, if there are any."""
-    if problems:
-        total = [f"{len(problems):,} problems"] if len(problems) > 20 else []
-        raise UserError("\n".join(map(str, [*problems, *total])))
+    """Raise one :class:`UserError` that lists the problems, one per line, if there are any. What is
+    the same in more than ``SHARED`` lines, but for the file's name, is listed once."""
+    kinds = [_without_file(problem) for problem in problems]
+    counts, lines, listed = Counter(kinds), [], set()
+    for problem, kind in zip(problems, kinds, strict=True):
+        if counts[kind] <= SHARED:
+            lines.append(str(problem))
+        elif kind not in listed:
+            listed.add(kind)
+            lines.append(f"{problem} (as in {counts[kind] - 1:,} more lines)")
+    if len(lines) > 20:
+        lines.append(f"{len(problems):,} problems")
+    if lines:
+        raise UserError("\n".join(lines))
+
+
+def _without_file(problem: Problem | str) -> str:
+    """A problem's message without the name of the file that it starts with, if it does."""
+    if isinstance(problem, str):
+        return problem
+    return problem.message.partition(": ")[2] or problem.message
 
 
 # Filelists
@@ -230,22 +250,40 @@ def check_text(text: str, hparams: HParams) -> list[int]:
 
 
 def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams) -> None:
-    """Print each character that has no symbol, and the first location that has it.
+    """Print each character that has no symbol, or all digits that have none, and the first letter
+    that the cleaners write in ASCII, with the first location and the number of texts.
 
     Args:
         texts: pairs of (location, text).
     """
-    locations = defaultdict(list)
+    uses, cleaners = defaultdict(list), ", ".join(hparams.text_cleaners)
     listed = "the setting symbols" if hparams.symbols else "text/symbols.py"
+    fix = f"change the text, or, before training, add it to {listed}"
     for location, text in texts:
-        for character in unknown_characters(text, hparams.text_cleaners, hparams.symbols):
-            locations[character].append(location)
-    for character, uses in sorted(locations.items()):
-        total = f" (in {len(uses):,} texts)" if len(uses) > 1 else ""
-        print(
-            f"note: {uses[0]}: {character!r} (U+{ord(character):04X}) has no symbol and is left "
-            f"out{total}; change the text, or add it to {listed}"
-        )
+        unknown = unknown_characters(text, hparams.text_cleaners, hparams.symbols)
+        digits = "".join(sorted(filter(str.isdecimal, unknown)))
+        for character in unknown - set(digits):
+            named = f"{character!r} (U+{ord(character):04X}) has no symbol and is left out"
+            uses[character].append((location, named, fix))
+        if digits:
+            named = f"digits {digits!r} have no symbol and are left out"
+            uses["digits"].append((location, named, "spell numbers out"))
+        if letter := _in_ascii(text, hparams):
+            other = "for a language other than English use text_cleaners=basic_cleaners, and spell"
+            uses["ascii"].append((location, f"{cleaners} write {letter}", f"{other} numbers out"))
+    for _, [(location, problem, advice), *others] in sorted(uses.items()):
+        total = f" (in {len(others) + 1:,} texts)" if others else ""
+        print(f"note: {location}: {problem}{total}; {advice}")
+
+
+def _in_ascii(text: str, hparams: HParams) -> str:
+    """The first letter of ``text`` that the cleaners write in ASCII, and how; "" if none."""
+    for letter in "" if text.isascii() else unicodedata.normalize("NFC", text):
+        if letter.isalpha() and not letter.isascii():
+            written = clean_text(letter, hparams.text_cleaners, hparams.symbols)
+            if written and written.isascii():
+                return f"{letter!r} as {written!r}"
+    return ""
 
 
 def report_unused_symbols(clips: Sequence[Clip], hparams: HParams) -> None:
@@ -275,12 +313,14 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
     # Reflection at both ends needs more than half an FFT.
     least = max(hparams.win_length, hparams.filter_length // 2 + 1)
     if header.samplerate != hparams.sampling_rate:
-        wanted = f"resample it to {hparams.sampling_rate} Hz, or change sampling_rate"
+        changes = audio_settings(header.samplerate).items()
+        settings = format_overrides({k: v for k, v in changes if v != getattr(hparams, k)})
+        wanted = f"resample it to {hparams.sampling_rate} Hz ({CONVERT}), or set {settings}"
         problem = f"sampling rate {header.samplerate} Hz; {wanted}"
     elif header.channels != 1:
-        problem = f"{header.channels} channels; mix it down to mono"
+        problem = f"{header.channels} channels; mix it down to mono ({CONVERT})"
     elif header.format not in ("WAV", "WAVEX", "FLAC"):  # in others a cut may go unnoticed
-        problem = f"is {header.format}; convert it to wav or flac"
+        problem = f"is {header.format}; convert it to wav or flac ({CONVERT})"
     elif header.frames < least:
         fix = f"remove the line, or use a clip of {least} samples or more"
         problem = f"{header.frames} samples, too short for a mel; {fix}"

@@ -3,12 +3,14 @@
 filelists --load_data--> clips --open_mels--> mels --MelDataset, collate--> Batch
 """
 
-import hashlib
+import dataclasses
 import inspect
-import json
 import math
 import os
+import zlib
 from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +36,7 @@ from hparams import HParams
 from layers import length_mask
 from mel_cache import MelCache, Mels
 
-VALIDATION_SEED = 1234  # the same validation batches for every run, whatever its settings
+VALIDATION_SEED = 1234  # the same validation batches for every strategy
 MAX_SKIPPED = 0.01  # of a set's clips, with on_bad_clip=skip
 
 
@@ -139,10 +141,32 @@ def texts_to_speak(hparams: HParams) -> list[list[int]]:
         raise UserError(f"setting speak_texts: {error}") from None
 
 
-def data_fingerprint(*sets: Sequence[Clip]) -> str:
-    """A hash of the sets' texts and lengths, in order; the location of the files is not in it."""
-    content = [[(clip.ids, clip.n_frames) for clip in clips] for clips in sets]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+def data_fingerprint(*sets: Sequence[Clip]) -> list[list[tuple[int, int]]]:
+    """Of each set's clips, in order, the length in frames and a checksum of the text; the location
+    of the files is not in it."""
+    return [
+        [(clip.n_frames, zlib.crc32(repr(clip.ids).encode())) for clip in clips] for clips in sets
+    ]
+
+
+def refuse_other_data(
+    saved: list[list[tuple[int, int]]], sets: Sequence[Sequence[Clip]], path: Path
+) -> None:
+    """Raise :class:`UserError` unless the clips of ``sets`` are those that the checkpoint ``path``
+    was trained on, whose fingerprint is ``saved``."""
+    if saved == (data := data_fingerprint(*sets)):
+        return
+    problem, what = "than the filelists now list", "the filelists"
+    if [len(clips) for clips in saved] == [len(clips) for clips in data]:
+        rows = zip(chain(*sets), chain(*saved), chain(*data), strict=True)
+        (clip, then, now), *more = [row for row in rows if row[1] != row[2]]
+        change = f"{now[0]} frames, and had {then[0]}" if now[0] != then[0] else "another text"
+        more = f" (and {len(more):,} more differ)" if more else ""
+        problem, what = f"than now: {clip.location}: {clip.path} has {change}{more}", "what it was"
+    raise UserError(
+        f"{path}: was trained on clips of other texts, lengths or order {problem}; restore {what}, "
+        "or start another run by -c with another -o"
+    )
 
 
 # Batches of indices
@@ -218,6 +242,28 @@ def batching_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
         fix = "with so few clips no value pads as little as"
     value = getattr(hparams, name)
     return f"{strategy} with {name}={value}: {problem}; {fix} SSB with lrf={hparams.lrf:g}"
+
+
+def capacity_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
+    """Warns that the longest clip makes dynamic batches so large that an epoch has fewer than half
+    as many as with ``batch_size`` clips in each, and suggests a capacity; "" if it does not, or if
+    the capacity was chosen."""
+    lengths, n_batches = sampler.lengths, len(sampler.plan)
+    n_fixed = math.ceil(len(lengths) / hparams.batch_size)
+    if not hparams.dynamic_batch_size or batch_capacity(hparams) or 2 * n_batches >= n_fixed:
+        return ""
+    hop_seconds = hparams.hop_length / hparams.sampling_rate
+    longest = int(lengths.max()) * hop_seconds
+    # LJSpeech's longest clip has 1.5 times the mean length.
+    seconds = math.ceil(max(1.5 * lengths.mean() * hop_seconds * hparams.batch_size, longest))
+    capacity = batch_capacity(dataclasses.replace(hparams, batch_capacity_seconds=float(seconds)))
+    settings = {**sampler.settings, "seed": hparams.seed, "capacity": capacity}
+    return (
+        f"an epoch has {n_batches:,} batches, with dynamic_batch_size=False {n_fixed:,}: the "
+        f"longest clip, of {longest:.1f} s, sets the batch capacity, and most are far shorter. "
+        f"With fewer updates an epoch teaches less: batch_capacity_seconds={seconds} makes "
+        f"{len(plan_batches(lengths, **settings)):,}"
+    )
 
 
 def like_ssb(lengths: Sequence[int] | np.ndarray, hparams: HParams, strategy: str) -> int:

@@ -23,7 +23,20 @@ def make_folder(path: Path, fix: str = "give another folder") -> None:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
+        read_only = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        fix = f"allow writing, or {fix}" if read_only else fix
         raise UserError(f"{path}: cannot be written ({error.strerror}); {fix}") from None
+
+
+def make_new_folder(path: Path, fix: str = "give another folder") -> None:
+    """:func:`make_folder`, of one that has no files yet.
+
+    Raises:
+        UserError: it has files, or it cannot be written; ``fix`` says what to do.
+    """
+    if path.is_dir() and (names := [file.name for file in path.iterdir()]):
+        raise UserError(f"{path}: already has files, such as {min(names)}; {fix}")
+    make_folder(path, fix)
 
 
 @contextmanager
@@ -76,10 +89,10 @@ def _open_locked(path: Path, fix: str, wait: bool) -> IO[bytes]:
         try:
             file = path.open("a+b")
         except OSError as error:
-            raise UserError(f"{path}: {error.strerror}; remove it") from None
+            raise UserError(f"{path}: {error.strerror}; remove it, or {fix}") from None
         try:
-            # A record lock: child processes may outlive a killed training but do not inherit it.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Not a record lock (lockf), which ends when the process closes the file anywhere.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise UserError(
@@ -90,24 +103,30 @@ def _open_locked(path: Path, fix: str, wait: bool) -> IO[bytes]:
             if not wait:
                 raise UserError(f"{held}; wait for its end, or {fix}") from None
             print(f"{held}; waiting for its end", flush=True)
-            fcntl.lockf(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX)
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            # Loader processes may outlive a killed training, and must not keep its lock.
+            os.register_at_fork(after_in_child=file.close)
             return file
         file.close()  # the process that held the lock has removed the file
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write; it replaces ``path`` once it is complete and on the disk."""
-    part = path.with_name(f"{path.name}.part")
+def replacing(path: Path, shared: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write; it replaces ``path`` once it is complete and on the disk. If ``shared``,
+    several processes may write it at once, and nothing waits for the disk.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part" if shared else f"{path.name}.part")
     try:
         with open(part, "wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if not shared:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(part, path)
-        sync_names(path.parent)
+        if not shared:
+            sync_names(path.parent)
     except OSError as error:  # that of a full disk names no file
         error.filename = error.filename or str(path)
         raise

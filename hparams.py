@@ -10,6 +10,7 @@ strategies", Interspeech 2021).
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import re
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ class HParams:
     sampling_rate: int = 22050  # Hz
     filter_length: int = 2048  # FFT size in samples
     hop_length: int = 276  # samples between frames; 276 is 12.5 ms (Sec. 6)
-    win_length: int = 1102  # window length in samples; 1102 is 50 ms (Sec. 6)
+    win_length: int = 1103  # window length in samples; 1103 is 50 ms, rounded up (Sec. 6)
     n_mel_channels: int = 80  # mel bands
     mel_fmin: float = 0.0  # lower edge of the mel bands, Hz
     mel_fmax: float = 8000.0  # upper edge of the mel bands, Hz
@@ -66,6 +67,7 @@ class HParams:
     batch_size: int = 16  # clips per batch; the base batch size with dynamic_batch_size
     dynamic_batch_size: bool = True  # DBS: fill each batch up to the batch capacity (Sec. 4)
     batch_randomization: bool = True  # BR: shuffle the order of the batches (Sec. 5)
+    longest_first: bool = True  # SB, SSB, BKT: sort from the longest clip down, or else up
     lrf: float = 0.1  # SSB: local randomisation factor, the noise added to lengths
     bucket_size: int = 1024  # BKT: clips per bucket, with bucket_edges=size
     bucket_edges: str = "size"  # BKT: size (of bucket_size clips), uniform or quantile
@@ -172,7 +174,7 @@ AUDIO = (  # what mels depend on
     "mel_fmax",
 )  # fmt: skip
 PRESETS = {
-    "paper": {"hop_length": 276, "win_length": 1102, "filter_length": 2048},  # the defaults
+    "paper": {"hop_length": 276, "win_length": 1103, "filter_length": 2048},  # the defaults
     # The mel that NVIDIA's Tacotron 2, WaveGlow and HiFi-GAN share.
     "nvidia": {"hop_length": 256, "win_length": 1024, "filter_length": 1024},
 }
@@ -228,8 +230,23 @@ def create_hparams(
 
 def by_new_names(settings: dict[str, object]) -> dict[str, object]:
     """Settings that an earlier version saved, by their names and values of today."""
+    if settings.get("batching_strategy") in ("SB", "SSB"):  # these sorted from the shortest up
+        settings = {"longest_first": False, **settings}
     settings = {RENAMED.get(name, name): value for name, value in settings.items()}
     return settings | ({"decoder": "auto"} if settings.get("decoder") == "graph" else {})
+
+
+def audio_settings(sampling_rate: int) -> dict[str, int | float]:
+    """Audio settings for a sampling rate in Hz: windows of 50 ms every 12.5 ms (Sec. 6), rounded up
+    to samples."""
+    win_length = -(-sampling_rate // 20)
+    return {
+        "sampling_rate": sampling_rate,
+        "hop_length": -(-sampling_rate // 80),
+        "win_length": win_length,
+        "filter_length": 1 << (win_length - 1).bit_length(),
+        "mel_fmax": min(HParams.mel_fmax, sampling_rate / 2),
+    }
 
 
 def settings_table() -> str:
@@ -244,11 +261,18 @@ def settings_table() -> str:
     return "\n".join(lines).strip()
 
 
+@functools.cache
+def _note(message: str) -> None:
+    """Print a note, once."""
+    print(f"note: {message}")
+
+
 def parse_overrides(overrides: str) -> dict[str, object]:
-    """The settings named in ``overrides`` (see :func:`create_hparams`) and their values.
+    """The settings named in ``overrides`` (see :func:`create_hparams`) and their values. Of a
+    setting that is named twice, the later value counts, and a note says so.
 
     Raises:
-        UserError: an unknown or repeated name, or a value of the wrong type.
+        UserError: an unknown name, or a value of the wrong type.
     """
     if re.search("[\x00-\x1f\x7f\x85\u2028\u2029]", overrides):
         raise UserError(f"--hparams {overrides!r}: has a line break or the like; leave it out")
@@ -260,17 +284,19 @@ def parse_overrides(overrides: str) -> dict[str, object]:
         if not equals or not name:
             raise UserError(f"--hparams: '{pair.strip()}' is not name=value; separate with commas")
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
+            near = [f for f in fields if name == "".join(word[0] for word in f.split("_"))]  # lr
+            near += difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else "train.py --help lists the settings"
             if name in NVIDIA_ONLY:
                 hint = f"NVIDIA's code has it: {NVIDIA_ONLY[name]}"
             raise UserError(f"--hparams: unknown setting '{name}'; {hint}")
-        if name in values:
-            raise UserError(f"--hparams: setting '{name}' is given twice; keep one")
         slip = re.search(r"\s(\w+)=", text)
         if slip and slip[1] in fields and text[0] not in "'\"":
             raise UserError(f"--hparams: '{pair.strip()}': put a comma before '{slip[1]}='")
-        values[name] = _parse(name, text, fields[name])
+        value = _parse(name, text, fields[name])
+        if name in values:
+            _note(f"--hparams: setting '{name}' is given twice; {quote(value)} is used")
+        values[name] = value
     if "symbols" in values:
         if values["symbols"].startswith("@"):
             values["symbols"] = read_symbols(values["symbols"][1:])

@@ -72,7 +72,7 @@ def draw_mask(p: float, shape: Sequence[int], device: torch.device) -> Tensor:
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     """As ``F.dropout``, but several times faster on a CPU, and with a boolean mask."""
-    if not training or p == 0 or x.is_cuda or torch.jit.is_tracing():  # by scripts/export.py
+    if not training or p == 0 or x.is_cuda:
         return F.dropout(x, p, training)
     return x * draw_mask(p, x.shape, x.device) * (1 / (1 - p))
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -134,14 +135,18 @@ class RunLogger:
         self, epoch: int, step: int, batch: int, values: dict[str, float], clips: list[str]
     ) -> None:
         """Log a skipped batch and the locations of its clips."""
-        values = {name: str(value) for name, value in values.items()}  # JSON has no nan
+        values = {name: str(value) for name, value in values.items()}  # nan or inf
         self.write("bad_step", epoch, step, {"batch": batch, **values, "clips": clips})
         text = f"{values}: {', '.join(clips)}"
         self.tensorboard.add_text("training/bad_step", text, step)
 
     def write(self, event: str, epoch: int, step: int, values: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl."""
+        """Append a line to metrics.jsonl, where epochs and batches count from 0. What JSON has not,
+        nan and infinity, becomes null."""
         record = {"event": event, "epoch": epoch, "step": step, **values}
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                record[name] = None
         self.metrics.write(json.dumps(record).encode() + b"\n")
         self.metrics.flush()  # so that readers see whole lines
 
@@ -151,13 +156,19 @@ class RunLogger:
         self.tensorboard.flush()
         return self.metrics.tell()
 
-    def log_samples(self, samples: dict[str, Sample], step: int, hparams: HParams) -> None:
-        """Log pictures of clips, and audio of their predicted mels, by name to TensorBoard. Those
-        of "sample" are also written to files. "other" is another clip each time; of the clips that
-        stay the same, the text and audio of the target are logged once, at step 0, which no resume
-        drops.
+    def log_samples(
+        self, samples: dict[str, Sample], step: int, hparams: HParams, to_tensorboard: bool = True
+    ) -> None:
+        """Write pictures of "sample", and audio of its predicted mel, to files; log them and those
+        of the other clips by name to TensorBoard, the first time and if ``to_tensorboard``. "other"
+        is another clip each time; of the clips that stay the same, the text and audio of the target
+        are logged once, at step 0, which no resume drops.
         """
         frame, wavs = hparams.hop_length / hparams.sampling_rate, {}  # seconds
+        if not to_tensorboard and self.has_targets:
+            samples, tensorboard = {"sample": samples["sample"]}, NoLogger()
+        else:
+            tensorboard = self.tensorboard
         for name, sample in samples.items():
             figures = {
                 "alignment": draw_alignment(sample.alignment, sample.text, frame),
@@ -168,16 +179,16 @@ class RunLogger:
                 pixels = render(figure)
                 if name == "sample":
                     imsave(self.sample_dir / f"{kind}.png", pixels)
-                self.tensorboard.add_image(f"{name}/{kind}", pixels, step, dataformats="HWC")
+                tensorboard.add_image(f"{name}/{kind}", pixels, step, dataformats="HWC")
             sounds = {"predicted": (sample.mel_postnet, step)}
             if name == "other":
-                self.tensorboard.add_text(f"{name}/text", sample.text, step)
+                tensorboard.add_text(f"{name}/text", sample.text, step)
             elif not self.has_targets:
-                self.tensorboard.add_text(f"{name}/text", sample.text, 0)
+                tensorboard.add_text(f"{name}/text", sample.text, 0)
                 sounds["target"] = sample.mel, 0
             for kind, (mel, x) in sounds.items():
                 sound = griffin_lim(mel, hparams)
-                self.tensorboard.add_audio(f"{name}/{kind}", sound, x, hparams.sampling_rate)
+                tensorboard.add_audio(f"{name}/{kind}", sound, x, hparams.sampling_rate)
                 if name == "sample":
                     wav = io.BytesIO()  # Python writes the file: its errors say what is wrong
                     soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
@@ -211,10 +222,10 @@ class RunLogger:
 
 
 class NoLogger:
-    """Has :class:`RunLogger`'s methods, which do nothing: for processes other than the first."""
+    """Has a logger's methods, which do nothing: for processes other than the first."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *values: None
+        return lambda *values, **options: None
 
 
 def _report(hook: Callable[[Any], None], args: threading.ExceptHookArgs) -> None:

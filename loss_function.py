@@ -13,7 +13,7 @@ class Loss(NamedTuple):
     """Scalars. ``mel``, ``mel_postnet`` and ``gate`` are means over padded tensors."""
 
     objective: Tensor  # minimised by training: total or masked, + weight x guided_attention
-    total: Tensor  # mel + mel_postnet + gate: NVIDIA's loss, as in the paper's Table 2
+    total: Tensor  # mel + mel_postnet + gate: NVIDIA's loss of a batch
     mel: Tensor  # mean squared error before the postnet
     mel_postnet: Tensor  # mean squared error after it
     gate: Tensor  # binary cross-entropy of the stop decision

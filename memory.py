@@ -2,6 +2,7 @@
 scripts/find_batch_capacity.py searches for the largest batch capacity that fits."""
 
 import dataclasses
+import math
 import multiprocessing
 import re
 import resource
@@ -111,7 +112,7 @@ def try_batches(
     with kept_buffers(model), ExitStack() as afterwards:
         afterwards.callback(set_random_state, states)
         for items in trials:
-            sizes = range(len(items), 0, -max(len(items) // 8, 1))
+            sizes = [*range(len(items), 1, -max(len(items) // 8, 1)), 1]
             most = next((n for n in sizes if fits_somehow(items[:n])), 0)
             if most < len(items):
                 fix = _suggestion(most / len(items), dataset, hparams)
@@ -152,12 +153,14 @@ def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:
     """What to set if ``fraction`` of a batch fits in memory."""
     longest = max(clip.n_frames for clip in dataset.clips)
     capacity = batch_capacity(hparams) or hparams.batch_size * longest
-    seconds = capacity * hparams.hop_length / hparams.sampling_rate
+    hop_seconds = hparams.hop_length / hparams.sampling_rate
     if fraction * capacity < longest or fraction * hparams.batch_size < 1:
         return "not even one clip fits: remove the longest, or reduce the model"
     fix = f"batch_size={int(fraction * hparams.batch_size)} (now {hparams.batch_size})"
     if hparams.dynamic_batch_size:
-        fix = f"batch_capacity_seconds={fraction * seconds:.0f} (now {seconds:.0f})"
+        seconds = capacity * hop_seconds
+        fits = max(int(fraction * seconds), math.ceil(longest * hop_seconds))
+        fix = f"batch_capacity_seconds={fits} (now {seconds:.0f})"
     return f"set {fix}; scripts/find_batch_capacity.py finds the largest that fits"
 
 
@@ -178,9 +181,9 @@ def find_capacity(
         UserError: not even the longest clip fits.
     """
     lengths = [clip.n_frames for clip in clips]
-    longest, total = max(lengths), sum(lengths)
-    fitting, too_much, capacity = 0, 2 * total, longest
-    while fitting < total and too_much - fitting > tolerance * fitting:
+    longest, one_batch = max(lengths), max(lengths) * len(lengths)
+    fitting, too_much, capacity = 0, 2 * one_batch, longest
+    while fitting < one_batch and too_much - fitting > tolerance * fitting:
         if _capacity_fits(capacity, clips, hparams, memory_gib):
             fitting = capacity
         else:
@@ -192,7 +195,7 @@ def find_capacity(
             )
         # Double the capacity while it fits, then bisect.
         capacity = min(2 * fitting, (fitting + too_much) // 2)
-    return fitting if fitting < total else None
+    return fitting if fitting < one_batch else None
 
 
 def _capacity_fits(

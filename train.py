@@ -90,7 +90,7 @@ def parse_args() -> argparse.Namespace:
     add(
         "--warm_start",
         action="store_true",
-        help="take only the settings and weights of -c, except ignore_layers; start at epoch 0",
+        help="take only the settings and weights of -c, except ignore_layers; start at epoch 1",
     )
     add(
         "--resume",
@@ -99,8 +99,12 @@ def parse_args() -> argparse.Namespace:
         "checkpoint; without one, start a run if --hparams or --preset is given",
     )
     add("--preset", help=f"{' or '.join(PRESETS)} (default paper)")
-    add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change")
+    add(
+        "--hparams", action="append", default=[], metavar="NAME=VALUE,...",
+        help="settings to change; a later value wins",
+    )  # fmt: skip
     args = parser.parse_args()
+    args.hparams = ",".join(args.hparams)
     if args.warm_start and not args.checkpoint:
         parser.error("--warm_start takes the weights of a checkpoint; name it with -c")
     if args.resume and args.checkpoint:
@@ -159,12 +163,13 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     train_clips, val_clips = data_utils.load_data(hparams)
     data = data_utils.data_fingerprint(train_clips, val_clips)
     if resuming:
-        checkpoint.refuse_other_data(state, data, source)
+        data_utils.refuse_other_data(state["data"], (train_clips, val_clips), source)
         checkpoint.refuse_other_processes(state, progress, source)
     texts = data_utils.texts_to_speak(hparams)
     sampler = data_utils.training_sampler(train_clips, hparams)
-    if note := data_utils.batching_note(sampler, hparams):
-        print(f"note: {note}")
+    for note in (data_utils.batching_note, data_utils.capacity_note):
+        if problem := note(sampler, hparams):
+            print(f"note: {problem}")
     if "iteration" in state:  # NVIDIA's training state
         progress.epoch = progress.step // len(sampler)
     if progress.epoch >= hparams.epochs:
@@ -174,8 +179,6 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
         )
     mels = open_mels([*train_clips, *val_clips], hparams)
     distributed.meet()
-    if hparams.cache_mels:
-        print(mels.report([*train_clips, *val_clips]))
     train_set, val_set = MelDataset(train_clips, mels), MelDataset(val_clips, mels)
     val_batches = data_utils.validation_batches(val_clips, hparams)
     stop = StopSignals(distributed.largest if distributed.SEVERAL else None)
@@ -293,11 +296,14 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             "torch": torch.__version__,
             "decoder": model.decoder.implementation,
             "precision": hparams.precision,
+            # Validation losses compare only where this is the same.
+            "validation_frames": sum(clip.n_frames for clip in val_clips),
         }
         logger.write("start", progress.epoch, progress.step, trained_by)
-        sampler.load_state_dict({"epoch": progress.epoch, "batch": progress.batch})
+        sampler.start_at(progress.epoch, progress.batch)
         while progress.epoch < hparams.epochs:
-            epoch = progress.epoch
+            epoch = progress.epoch  # counted from 0, and from 1 in what a person reads
+            title = f"epoch {epoch + 1}"
             sampler.set_epoch(epoch)
             frames = data_utils.frames_of_steps(sampler)
             n_batches = len(frames)
@@ -310,12 +316,12 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 torch.cuda.reset_peak_memory_stats()
             asked = time.perf_counter()
             batches = loaded(train_loader, stop.while_waiting)
-            bar = cli.progress_bar(batches, f"epoch {epoch}", n_batches, initial=progress.batch)
+            bar = cli.progress_bar(batches, title, n_batches, initial=progress.batch)
             for batch in bar:
                 began = time.perf_counter()
                 buffers = [buffer.clone() for buffer in model.buffers()]
                 too_large = memory.too_large(batch)
-                with memory.explained(f"epoch {epoch}, batch {progress.batch}: {too_large}"):
+                with memory.explained(f"{title}, batch {progress.batch + 1}: {too_large}"):
                     batch = batch.to(device)
                     optimizer.zero_grad()
                     # The mean over the processes, of gradients too, is the mean over all frames.
@@ -352,7 +358,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                     clips = list(chain(*(bad or [clips for _, clips in own])))
                     logger.log_bad_step(epoch, progress.step, progress.batch, values, clips)
                     problem = (
-                        f"epoch {epoch}, batch {progress.batch}: loss {values['loss']}, gradient "
+                        f"{title}, batch {progress.batch + 1}: loss {values['loss']}, gradient "
                         f"{values['grad_norm']}, in {', '.join(clips)}"
                     )
                     if progress.bad_steps >= hparams.max_bad_steps:
@@ -378,10 +384,11 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 asked = time.perf_counter()
 
             sums = defaultdict(float, progress.sums)
+            n_trained = n_batches - sums["skipped"]
             statistics = batch_statistics(sampler.lengths, sampler.plan)
             scalars = {
                 "minutes": sums["seconds"] / 60,
-                "training_loss": sums["loss"] / max(n_batches - sums["skipped"], 1),
+                "training_loss": sums["loss"] / n_trained if n_trained else math.nan,
                 "zpr": statistics.zpr,
                 "abl": statistics.abl,
                 "n_batches": statistics.n_batches,
@@ -394,7 +401,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
             if distributed.SEVERAL:
                 scalars["repeated_batches"] = sampler.n_repeated
             tqdm.write(
-                f"epoch {epoch}: training loss {scalars['training_loss']:.4f}, "
+                f"{title}: training loss {scalars['training_loss']:.4f}, "
                 f"{scalars['minutes']:.2f} minutes"
             )
 
@@ -410,7 +417,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                         precise, _ = validate(model, *options)
                     validation |= {f"precise_{name}": precise[name] for name in precise}
                 tqdm.write(
-                    f"epoch {epoch}: validation loss {validation['loss']:.4f}, masked "
+                    f"{title}: validation loss {validation['loss']:.4f}, masked "
                     f"{validation['masked_loss']:.4f}, alignment {validation['diagonality']:.2f}"
                 )
                 warn_of_collapse(validation["diagonality"], progress.best_alignment)
@@ -427,15 +434,17 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 save(is_best)
             if validated:
                 stop.check()
-                logger.log_samples(samples, progress.step, hparams)
                 n_validations = progress.epoch // hparams.epochs_per_validation
+                # TensorBoard shows ten pictures of a kind: after 1, 2, 4, ... validations.
+                shown = is_last or n_validations.bit_count() == 1
+                logger.log_samples(samples, progress.step, hparams, shown)
                 if texts and (is_last or n_validations % hparams.speak_every == 0):
                     for i, spoken in speak(model, texts if distributed.RANK == 0 else []):
                         logger.log_speech(i, spoken, progress.step, hparams)
     except Stopped as stopped:
         path = save()
         print(
-            f"{stopped}: saved {path} in epoch {progress.epoch}, after {progress.batch} batches; "
+            f"{stopped}: saved {path} after {progress.epoch} epochs and {progress.batch} batches; "
             "--resume continues from there"
         )
         sys.exit(stopped.status)

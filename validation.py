@@ -37,9 +37,9 @@ def validate(
     """Mean scalars over the validation set, and three of its clips to log: "sample" and "longest",
     which are always the same ones, and "other", which is clip ``other``.
 
-    A loss is averaged over what it averages in a batch: frames with padding or without. The
-    prenet's dropout is seeded, so that it is the same in every validation, and training continues
-    as if there had been no validation.
+    A loss is averaged over what it averages in a batch: frames with padding or without. (NVIDIA's
+    validation loss is the plain mean over batches.) The prenet's dropout is seeded, so that it is
+    the same in every validation, and training continues as if there had been no validation.
 
     Args:
         loader: of ``batches``; with several processes, of every ``WORLD_SIZE``-th from ``RANK`` on.

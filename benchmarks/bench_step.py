@@ -1,11 +1,12 @@
-"""Time training steps: the recipe's decoders side by side with the loop of NVIDIA's code.
+"""Time training steps: the recipe's decoders side by side with NVIDIA's code.
 
-    python benchmarks/bench_step.py --batch_sizes 16 48 --frames 400
+    git clone https://github.com/NVIDIA/tacotron2 nvidia
+    python benchmarks/bench_step.py --nvidia nvidia --batch_sizes 16 48 --frames 400
     python benchmarks/bench_step.py --epoch --train_size 10480      # on LJSpeech's lengths
 
-Implementations: nvidia trains as NVIDIA's code does (a loop, with projection and gate at every
-step, and F.dropout); reference, scan and triton (on a GPU) are the decoder setting. Add +bf16 for
-its precision, or +tf32 on a GPU.
+Implementations: nvidia is the model of NVIDIA's repository if --nvidia names a clone of it, else
+our rewriting (a loop, with projection and gate at every step, and F.dropout); reference, scan and
+triton (on a GPU) are the decoder setting. Add +bf16 for its precision, or +tf32 on a GPU.
 
 Each has its own process, for its own peak memory. They take turns, step by step, so that a busy
 moment of the machine slows them all. Ratios compare with the first. The model is the paper's, with
@@ -13,6 +14,7 @@ dropout. The clips are noise, B of T frames and a character every four; the time
 --epoch, lengths are LJSpeech's, a step includes clipping and Adam, and the times are sums.
 """
 
+import importlib
 import multiprocessing
 import os
 import resource
@@ -28,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -38,10 +40,11 @@ from batching import plan_batches
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from data_utils import Batch, Item, collate
 from device import choose_device, is_out_of_memory, peak_memory, synchronize, use_large_pages
-from hparams import HParams, create_hparams
+from hparams import HParams, create_hparams, parse_overrides
+from layers import length_mask
 from loss_function import Tacotron2Loss
 from memory import free_memory
-from model import Decoder, Tacotron2
+from model import Decoder, Output, Tacotron2
 from scripts.lengths import LJSPEECH_LENGTHS, ljspeech_lengths, read_lengths
 
 Shape = tuple[list[int], list[int]]  # characters and frames of each clip of a batch
@@ -77,6 +80,29 @@ def use_nvidias_code() -> None:
     model_module._drop = lambda hidden, mask, p: F.dropout(hidden, p)
 
 
+class NvidiaModel(nn.Module):
+    """The model of NVIDIA's repository, in ``folder``, with our model's batches and outputs."""
+
+    def __init__(self, folder: str, hparams: HParams) -> None:
+        super().__init__()
+        # Its modules have the names of ours, which are set aside while it is imported.
+        ours = {name: sys.modules.pop(name) for name in ("model", "layers") if name in sys.modules}
+        sys.path.insert(0, folder)
+        try:
+            theirs = importlib.import_module("model")
+        finally:
+            sys.path.remove(folder)
+            sys.modules.update(ours)
+        # Theirs needs a GPU.
+        theirs.get_mask_from_lengths = lambda n: length_mask(n, int(n.max()))
+        only_theirs = {"n_frames_per_step": 1, "fp16_run": False}
+        self.model = theirs.Tacotron2(Namespace(**vars(hparams), **only_theirs))
+
+    def forward(self, batch: Batch) -> Output:
+        inputs = batch.text, batch.text_lengths, batch.mel, batch.text.size(1), batch.mel_lengths
+        return Output(*self.model(inputs))
+
+
 def settings(implementation: str, overrides: str) -> HParams:
     decoder, _, precision = implementation.replace("nvidia", "reference").partition("+")
     return create_hparams(f"decoder={decoder},precision={precision or 'fp32'},{overrides}")
@@ -96,11 +122,17 @@ def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int
 class Trainer:
     """Takes training steps on noise, with clipping and Adam if ``update``."""
 
-    def __init__(self, implementation: str, overrides: str = "", update: bool = False) -> None:
+    def __init__(
+        self, implementation: str, overrides: str = "", update: bool = False, nvidia: str = ""
+    ) -> None:
         self.hparams = settings(implementation, overrides)
         self.device = choose_device(self.hparams)
         torch.manual_seed(0)
-        self.model = Tacotron2(self.hparams).to(self.device).train()
+        if implementation == "nvidia" and nvidia:
+            model = NvidiaModel(nvidia, self.hparams)
+        else:
+            model = Tacotron2(self.hparams)
+        self.model = model.to(self.device).train()
         self.loss_function = Tacotron2Loss()
         self.optimizer = torch.optim.Adam(self.model.parameters()) if update else None
         self.memory = peak_memory(self.device)
@@ -130,7 +162,9 @@ def open_pool(*options: str | bool) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start, options)
 
 
-def _start(implementation: str, overrides: str, update: bool, onednn: bool = True) -> None:
+def _start(
+    implementation: str, overrides: str, update: bool, onednn: bool = True, nvidia: str = ""
+) -> None:
     global trainer
     prepare = use_nvidias_code if implementation.startswith("nvidia") else use_large_pages
     prepare()
@@ -139,7 +173,7 @@ def _start(implementation: str, overrides: str, update: bool, onednn: bool = Tru
         # So that this process gets an error, rather than Linux killing some other one.
         limit = int(0.9 * free_memory() * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    trainer = Trainer(implementation, overrides, update)
+    trainer = Trainer(implementation, overrides, update, nvidia)
 
 
 def _step(shape: Shape) -> Step:
@@ -165,7 +199,7 @@ def bench(walks: dict[str, Walk], args: Namespace, summarise: Callable) -> None:
     with ExitStack() as stack:
         pools = {}
         for label, (name, shapes, _) in walks.items():
-            pool = open_pool(name, args.hparams, args.epoch, not args.no_onednn)
+            pool = open_pool(name, args.hparams, args.epoch, not args.no_onednn, args.nvidia)
             pools[label] = stack.enter_context(pool)
             take_step(pools[label], shapes[0])  # warms up
         for i in range(max(len(shapes) for _, shapes, _ in walks.values())):
@@ -238,6 +272,7 @@ def main() -> None:
     add("--batch_sizes", type=positive, nargs="+", default=[16, 32, 64, 98], metavar="B")
     add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
     add("--implementations", nargs="+", choices=choices, default=names, metavar="NAME")
+    add("--nvidia", default="", metavar="DIR", help="a clone of github.com/NVIDIA/tacotron2")
     add("--rounds", type=positive, default=20 if cuda else 3, help="timed steps (%(default)s)")
     add("--no_onednn", action="store_true", help="switch oneDNN off, for all of them")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the model")
@@ -252,6 +287,10 @@ def main() -> None:
     args = parser.parse_args()
     if (args.train_size or args.batches) and not args.epoch:
         raise UserError("--train_size and --batches go with --epoch; add it, or leave them out")
+    if args.nvidia and not Path(args.nvidia, "model.py").is_file():
+        raise UserError(f"--nvidia {args.nvidia}: has no model.py; clone NVIDIA/tacotron2 there")
+    if compared := {"decoder", "precision"} & parse_overrides(args.hparams).keys():
+        raise UserError(f"--hparams: {min(compared)} follows --implementations; leave it out")
     for name in args.implementations:
         choose_device(settings(name, args.hparams))  # refuses what cannot run here
     device = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"

@@ -1,4 +1,7 @@
-"""Train on two processes: torchrun --nproc_per_node=2 examples/with_accelerate.py"""
+"""Train on two processes, after pip install accelerate, from the root of this repository:
+
+PYTHONPATH=. torchrun --standalone --nproc_per_node=2 examples/with_accelerate.py
+"""
 
 import torch
 from accelerate import Accelerator
@@ -6,7 +9,7 @@ from accelerate.utils import gather_object
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from batching import EpochBatchSampler  # a copy of batching.py beside this file
+from batching import EpochBatchSampler  # in your project, a copy of batching.py
 
 accelerator = Accelerator(cpu=True)
 clips = [torch.ones(10 + 37 * i % 90, 4) for i in range(64)]

@@ -1,11 +1,16 @@
-"""Train with Lightning. It must not deal batches to several GPUs: the sampler has done so."""
+"""Train with Lightning, after pip install lightning, from the root of this repository:
+
+    PYTHONPATH=. python examples/with_lightning.py
+
+It must not deal batches to several GPUs: the sampler has done so.
+"""
 
 import lightning
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from batching import EpochBatchSampler  # a copy of batching.py beside this file
+from batching import EpochBatchSampler  # in your project, a copy of batching.py
 
 data = list(enumerate(torch.ones(10 + 37 * i % 90, 4) for i in range(64)))
 sampler = EpochBatchSampler([len(clip) for _, clip in data], batch_size=6)
@@ -26,5 +31,6 @@ class Module(lightning.LightningModule):
 
 
 options = {"reload_dataloaders_every_n_epochs": 1, "use_distributed_sampler": False}
+options |= {"logger": False, "enable_checkpointing": False}  # this example leaves no files
 lightning.Trainer(max_epochs=2, accelerator="cpu", **options).fit(Module())
 assert seen[0] != seen[1] and set(seen[0]) == set(seen[1]) == set(range(64)), seen

@@ -1,11 +1,17 @@
-"""Train with Hugging Face's Trainer. It needs epochs of equally many batches, so without DBS."""
+"""Train with Hugging Face's Trainer, from the root of this repository:
+
+    pip install transformers accelerate
+    PYTHONPATH=. python examples/with_transformers.py
+
+It needs epochs of equally many batches, so without DBS.
+"""
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from batching import EpochBatchSampler  # a copy of batching.py beside this file
+from batching import EpochBatchSampler  # in your project, a copy of batching.py
 
 clips = [torch.randn(length, 4) for length in torch.randint(10, 100, (64,)).tolist()]
 lengths, seen = [len(clip) for clip in clips], ([], [])
@@ -25,6 +31,8 @@ class OurTrainer(Trainer):
         return DataLoader(data, batch_sampler=sampler, collate_fn=lambda x: {"batch": x})
 
 
-OurTrainer(Model(4, 1), TrainingArguments(num_train_epochs=2, use_cpu=True)).train()
+OurTrainer(
+    Model(4, 1), TrainingArguments(num_train_epochs=2, use_cpu=True, save_strategy="no")
+).train()
 assert seen[0] != seen[1], "every epoch is the same"
 assert all(sorted(epoch) == list(range(64)) for epoch in seen), "a clip is missing"

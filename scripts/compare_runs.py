@@ -10,7 +10,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error
-from scripts.runs import CHOICE, aligned, inequality, load_runs, names_of, unequal_conditions
+from scripts.runs import (
+    CHOICE,
+    aligned,
+    inequality,
+    load_runs,
+    names_of,
+    unequal_conditions,
+    unequal_losses,
+)
 
 COLUMNS = {  # heading: quantity, format
     "epochs": ("epochs", "{}"),
@@ -27,6 +35,7 @@ COLUMNS = {  # heading: quantity, format
 # Runs may differ in these and still compare in time: the batching, and what takes no time.
 EXEMPT = {*CHOICE, "lrf", "batch_size", "batch_capacity", "batch_capacity_seconds"}
 EXEMPT |= {"seed", "epochs_per_validation"}
+VALIDATED = {"loss", "masked_loss", "diagonality"}  # depend on the validation set
 
 
 def main() -> None:
@@ -35,7 +44,8 @@ def main() -> None:
         "(ABL), batches, and decoder steps (the sum of the batches' lengths, which the paper's GPU "
         "times follow) are means over the epochs. Seconds per epoch are the median; time is its "
         "change from the first run, if the two differ only in batching. The losses (masked: over "
-        "real frames only) and the alignment score (1: on the diagonal) are the last validation's."
+        "real frames only) and the alignment score (1: on the diagonal) are the last validation's, "
+        "left out where they do not compare with the first run's."
     )
     parser.add_argument("runs", nargs="+", type=Path, help="outputs of train.py or run_all.sh")
     runs, problems = load_runs(parser.parse_args().runs)
@@ -45,9 +55,15 @@ def main() -> None:
     rows, notes = [["run", *COLUMNS]], []
     for run, name in zip(runs, names, strict=True):
         values = run.averages() | (run.validations[-1] if run.validations else {})
-        values["epochs"] = f"{len(run.epochs)}/{run.settings['epochs']}"
+        values["epochs"] = f"{run.done}/{run.settings['epochs']}"
         if reason := inequality(first, run, EXEMPT):
             notes.append(f"{names[0]} and {name}: times are not compared: {reason}")
+        if other := unequal_losses(first, run):
+            values = {name: value for name, value in values.items() if name not in VALIDATED}
+            notes.append(f"{names[0]} and {name}: losses are not compared: {other}")
+        elif first.settings["batch_size"] != run.settings["batch_size"]:
+            values.pop("loss", None)  # counts padding
+            notes.append(f"{names[0]} and {name}: of two batch sizes, only masked losses compare")
         alike = run is first or not (reason or unequal_conditions([first, run]))
         if run.epochs:
             values["seconds"] = 60 * values["minutes"]

@@ -7,7 +7,7 @@ Each clip of the list (by default, the checkpoint's validation set) is predicted
 forcing, for the losses, and spoken from its text alone, for all else. The columns of failures count
 clips:
 
-    never stops     cut off at max_decoder_steps
+    never stops     cut off at max_decoder_steps (if a clip is as long: at 1.5 times the longest)
     stops early     shorter than 75 % of the true clip
     skips           a word got hardly any attention
     repeats         attention went back
@@ -43,7 +43,7 @@ from cli import (
 from clips import Clip, check_samples, load_clips, refuse
 from data_utils import MelDataset, collate, validation_batches
 from files import make_folder, replacing
-from hparams import HParams
+from hparams import AUDIO, HParams, format_overrides
 from loaders import open_loader
 from loss_function import Tacotron2Loss
 from mel_cache import MelCache, open_mels
@@ -122,6 +122,8 @@ def letters(clip: Clip, hparams: HParams) -> str:
 def compare(results: list[dict[str, Any]]) -> str:
     """Which checkpoint has the lowest validation loss, and which speaks best."""
     by_loss = min(results, key=lambda result: result["loss"])
+    if all(result["failed"] == 100 for result in results):
+        return f"{by_loss['checkpoint']} has the lowest loss; none of them speaks: every clip fails"
     best = min(results, key=lambda result: (result["failed"], result["distortion"]))
     if best is by_loss:
         return f"{best['checkpoint']} has the lowest loss, and speaks best"
@@ -161,6 +163,26 @@ def write(stem: Path, results: list[dict[str, Any]]) -> None:
             output.write(text.encode())
 
 
+def refuse_other_losses(path: Path, hparams: HParams, first: Path, others: HParams) -> None:
+    """Raise :class:`UserError` unless the two checkpoints' losses are of the same mels, with the
+    same padding."""
+    changed = [n for n in (*AUDIO, "batch_size") if getattr(hparams, n) != getattr(others, n)]
+    if changed:
+        ours, theirs = (
+            format_overrides({n: getattr(h, n) for n in changed}) for h in (hparams, others)
+        )
+        fix = f"give --hparams {theirs}" if changed == ["batch_size"] else "evaluate them apart"
+        problem = f"{path}: has {ours}, and {first} has {theirs}"
+        raise UserError(f"{problem}, so their losses do not compare; {fix}")
+
+
+def step_limit(model: Tacotron2, clips: list[Clip]) -> int:
+    """``max_decoder_steps``; 1.5 times the longest clip, if speaking that clip takes as many."""
+    longest = max(clip.n_frames for clip in clips)
+    limit = model.hparams.max_decoder_steps
+    return limit if longest < limit else 3 * longest // 2
+
+
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = ArgumentParser(description=__doc__, formatter_class=as_written)
@@ -177,23 +199,37 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    for suffix in ("csv", "json"):
+        if Path(f"{args.output}.{suffix}").exists():
+            fix = "give another -o, or remove it"
+            raise UserError(f"{args.output}.{suffix}: exists already; {fix}")
     changes = {"validation_files": args.filelist} if args.filelist else {}
     loaded = []
     for path in args.checkpoint:  # all are checked before the first is evaluated
         model = load_model(path, args.hparams, **changes)
-        clips = load_clips(model.hparams.validation_files, model.hparams)[: args.clips]
-        refuse(check_samples(MelCache(model.hparams).missing(clips), model.hparams))
-        loaded.append((path, clips))
-        first, others = loaded[0]
+        hparams = model.hparams
+        if loaded:
+            refuse_other_losses(path, hparams, loaded[0][0], loaded[0][2])
+        clips = load_clips(hparams.validation_files, hparams)[: args.clips]
+        refuse(check_samples(MelCache(hparams).missing(clips), hparams))
+        loaded.append((path, clips, hparams))
+        first, others, _ = loaded[0]
         if [(c.stamp, c.text) for c in clips] != [(c.stamp, c.text) for c in others]:
             problem = f"{path}: has another validation set than {first}"
             raise UserError(f"{problem}, so they do not compare; give --filelist")
+        if path == first and (limit := step_limit(model, clips)) > hparams.max_decoder_steps:
+            print(
+                f"note: clips are longer than max_decoder_steps={hparams.max_decoder_steps}; here "
+                f"the limit is {limit}, 1.5 times the longest"
+            )
     make_folder(args.output.parent, "give another -o")
     results = []
     with StopSignals() as stop:
-        for path, clips in loaded:
+        for path, clips, _ in loaded:
+            model = load_model(path, args.hparams)
+            model.max_decoder_steps = step_limit(model, clips)
             try:
-                numbers, rows = evaluate(load_model(path, args.hparams), clips, args.seed, stop)
+                numbers, rows = evaluate(model, clips, args.seed, stop)
             except Stopped as stopped:
                 sys.exit(stopped.status)
             epoch = load_checkpoint(path).get("progress", {}).get("epoch", "")

@@ -1,4 +1,4 @@
-"""Write a trained model as a file for speaking, for NVIDIA's code, for torchaudio's, or for C++.
+"""Write a trained model as a file for speaking, for NVIDIA's code, or for torchaudio's.
 
     python scripts/export.py -c runs/first/checkpoint_best.pt -o voice.pt
 
@@ -8,33 +8,17 @@ the size. synthesize.py, Tacotron2.from_checkpoint and train.py --warm_start rea
 --format nvidia: a checkpoint that NVIDIA's Tacotron 2 loads, to speak or to continue training.
 
 --format torchaudio: weights that torchaudio.models.Tacotron2 loads, strictly.
-
---format torchscript: encoder, decoder step and postnet, which need PyTorch and no code of ours. On
-the CPU, for one text at a time, ids (1, T_in) int64 as text/ makes them:
-
-    parts = torch.jit.load("voice.ts")
-    memory, keys, *state = parts.encode(ids)
-    frames, gate = [], 0.0
-    while gate < 0.5 and len(frames) < 1000:  # gate_threshold and max_decoder_steps
-        gate, *state = parts.step(memory, keys, *state)
-        frames.append(state[0])
-    mel = parts.refine(torch.stack(frames, 2))  # (1, n_mels, T_out)
-
-PyTorch prefers torch.export today, which cannot export an LSTM for texts of any length.
 """
 
 import argparse
 import dataclasses
 import io
-import json
 import re
 import sys
-import warnings
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -42,53 +26,9 @@ from checkpoint import load_checkpoint, load_optimizer, load_weights, saved_hpar
 from cli import ArgumentParser, UserError, exit_on_user_error
 from files import making, replacing
 from hparams import AUDIO, HParams, create_hparams, format_overrides
-from model import DecoderState, Tacotron2
+from model import Tacotron2
 
-FORMATS = "weights", "nvidia", "torchaudio", "torchscript"
-
-
-class Parts(nn.Module):
-    """The model's modules as TorchScript has them. The decoder's state includes its last frame."""
-
-    def __init__(self, model: Tacotron2) -> None:
-        super().__init__()
-        self.model = model
-
-    def encode(self, text: Tensor) -> tuple[Tensor, ...]:
-        """(1, T_in) -> memory (1, T_in, D_encoder), keys (1, T_in, D_attention), first state."""
-        embedded = self.model.embedding(text).transpose(1, 2)
-        memory = self.model.encoder(embedded, torch.full((1,), text.size(1)))
-        decoder = self.model.decoder
-        frame = memory.new_zeros(1, decoder.n_mels)
-        keys = decoder.attention_layer.memory_layer(memory)
-        return memory, keys, frame, *decoder.initial_state(memory)
-
-    def step(
-        self, memory: Tensor, keys: Tensor, frame: Tensor, *state: Tensor
-    ) -> tuple[Tensor, ...]:
-        """The probability (1,) that this frame is the last, the frame (1, n_mels), and the rest of
-        the next state."""
-        decoder, padding = self.model.decoder, memory.new_zeros(memory.shape[:2], dtype=torch.bool)
-        new = decoder.step(decoder.prenet(frame), DecoderState(*state), memory, keys, padding)
-        frame, gate = decoder.project(new.decoder_hidden, new.context)
-        return torch.sigmoid(gate), frame, *new
-
-    def refine(self, mel: Tensor) -> Tensor:  # (1, n_mels, T_out) -> the same
-        return mel + self.model.postnet(mel)
-
-
-def save_torchscript(model: Tacotron2, file: BinaryIO) -> None:
-    """Write TorchScript with the methods of :class:`Parts`, and hparams.json."""
-    parts = Parts(model.requires_grad_(False))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about its end, at some time
-        text = torch.ones(1, 9, dtype=torch.int64)
-        memory, keys, *state = parts.encode(text)
-        mel = torch.zeros(1, model.decoder.n_mels, 9)
-        examples = {"encode": (text,), "step": (memory, keys, *state), "refine": (mel,)}
-        traced = torch.jit.trace_module(parts, examples, check_trace=False)
-        settings = json.dumps(dataclasses.asdict(model.hparams))
-        torch.jit.save(traced, file, _extra_files={"hparams.json": settings})
+FORMATS = "weights", "nvidia", "torchaudio"
 
 
 def nvidias_state(model: Tacotron2, state: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -110,7 +50,7 @@ def nvidias_state(model: Tacotron2, state: dict[str, Any], path: Path) -> dict[s
 
 
 def other_settings(hparams: HParams) -> str:
-    """The settings of mels and model that differ from NVIDIA's and torchaudio's defaults.
+    """The settings of texts, mels and model that differ from NVIDIA's and torchaudio's defaults.
 
     Raises:
         UserError: their models cannot have them.
@@ -122,7 +62,12 @@ def other_settings(hparams: HParams) -> str:
             "torchaudio's models have one for both; use another --format".format(*sizes)
         )
     names = [field.name for field in dataclasses.fields(HParams)]
-    names = [*AUDIO, "symbols", *names[names.index("n_symbols") : names.index("learning_rate")]]
+    names = [
+        "text_cleaners",
+        "symbols",
+        *AUDIO,
+        *names[names.index("n_symbols") : names.index("learning_rate")],
+    ]
     default = create_hparams(preset="nvidia")
     values = {name: getattr(hparams, name) for name in names}
     return format_overrides({k: v for k, v in values.items() if v != getattr(default, k)})
@@ -151,9 +96,7 @@ def main(argv: list[str] | None = None) -> None:
     model = Tacotron2(hparams).eval()
     load_weights(model, state, path)
     weights, buffer = model.state_dict(), io.BytesIO()
-    if args.format == "torchscript":
-        save_torchscript(model, buffer)
-    elif args.format == "nvidia":
+    if args.format == "nvidia":
         torch.save(nvidias_state(model, state, path), buffer)
     elif args.format == "torchaudio":
         names = [re.sub(r"\.(conv|linear_layer)\.", ".", name) for name in weights]

@@ -5,7 +5,6 @@ pictures, among them the paper's Figures 1-3.
     python scripts/plot_batching.py lengths.csv --column n_frames
     python scripts/plot_batching.py data/utt2dur                   # or a manifest in JSON
     python scripts/plot_batching.py folder_of_audio --target_zpr 0.05
-    python scripts/plot_batching.py --filelist train.txt+val.txt
 
 The paper is Ge et al., "Speed up training with variable length inputs by efficient batching
 strategies", Interspeech 2021.
@@ -44,6 +43,7 @@ PADDING = {"facecolor": "#ececec", "edgecolor": "#a8a8a8", "hatch": "////", "lin
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 LEGEND = {"loc": "lower right", "bbox_to_anchor": (1, 1.095), "frameon": False, "borderpad": 0}
 LEGEND |= {"borderaxespad": 0.2, "handlelength": 1.6}
+FIGURE_LRF = 0.15  # of the paper's Figure 1, with which it compares its Figure 3
 
 
 def statistics(
@@ -121,15 +121,14 @@ def recommendation(
         )
     text = (
         f"Recommended: SSB with DBS and BR, lrf={args.lrf:g}. Its batches are {mean.zpr:.1%} "
-        f"padding, random ones {random.zpr:.1%}. It should save {recurrent:.0%} of the time of a "
-        f"recurrent network, {parallel:.0%} if the padded size decides; noise in the order (LRF) "
-        "and BR keep the batches of every epoch new."
+        f"padding, random ones {random.zpr:.1%}; noise in the order (LRF) and BR keep those of "
+        "every epoch new."
     )
     fewer = 1 - mean.n_batches / random.n_batches
     if fewer > 0.1:
         text += (
-            f" An epoch then has {fewer:.0%} fewer updates: train for more epochs, or lower the "
-            "batch size."
+            f" An epoch has {fewer:.0%} fewer updates, {mean.n_batches:,.0f} instead of "
+            f"{random.n_batches:,.0f}: train for more epochs, or lower the batch size."
         )
     common, longest = np.quantile(lengths, 0.99), lengths.max()
     if longest > 1.5 * common:
@@ -138,7 +137,10 @@ def recommendation(
             f"the clips, and decides the batch capacity: split_long() cuts such clips, or give "
             f"capacity={round(args.batch_size * common)} and oversize='alone'."
         )
-    return text
+    return (
+        f"{text} It should save {recurrent:.0%} of an epoch's time in a recurrent network, "
+        f"{parallel:.0%} if the padded size decides."
+    )
 
 
 def paper_cell(batching: str) -> str:
@@ -151,16 +153,22 @@ def paper_cell(batching: str) -> str:
 
 
 def draw_batches(
-    lengths: ndarray, args: Namespace, name: str, batch_size: int, content: str, titles: dict
+    lengths: ndarray,
+    args: Namespace,
+    name: str,
+    batch_size: int,
+    lrf: float,
+    content: str,
+    titles: dict,
 ) -> None:
     """Clips as bars in training order, one colour per batch, padding hatched; a panel for each
     method of ``titles``, such as SSB-DBS-BR, three in a row."""
     rows = len(titles) // 3
     figure = Figure(figsize=(9, 0.5 + 2.6 * rows), layout="constrained")
-    content = f"{len(lengths)} clips at random; {content}"
+    content = f"{len(lengths)} clips at random; {content}, LRF {lrf:g}"
     figure.suptitle(content, x=0.01, ha="left", fontsize=9)
     axes = figure.subplots(rows, 3, sharey=True, sharex=True, squeeze=False)
-    settings = {"lrf": args.lrf, "bucket_size": 12, "n_bins": 4}
+    settings = {"lrf": lrf, "bucket_size": 12, "n_bins": 4}
     n = len(lengths)
     x = np.arange(n) + 0.5
     for ax, (method, title) in zip(axes.flat, titles.items(), strict=True):
@@ -256,21 +264,20 @@ def draw_all(lengths: ndarray, args: Namespace) -> None:
     """Figures 1 to 3, the picture of the strategies, and the histogram, in ``args.output_dir``."""
     draw_histogram(lengths, args)
     draw = partial(draw_batches, subset(lengths, EXAMPLE_CLIPS, 0), args)
-    lrf = f"LRF {args.lrf:g}"
     titles = {"RAND": "(a) RAND", "SB": "(b) SB", "SSB": "(c) SSB"}
-    draw("figure1", 8, f"batches of 8, {lrf}", titles)
+    draw("figure1", 8, FIGURE_LRF, "batches of 8", titles)
     titles = {f"{method}-DBS": f"{title}-DBS" for method, title in titles.items()}
-    draw("figure3", 8, f"base batch size 8, {lrf}", titles)
+    draw("figure3", 8, FIGURE_LRF, "base batch size 8", titles)
     draw_parameters(lengths, args)
     titles = {
         "RAND": "RAND: random",
         "SB": "SB: sorted",
-        "SSB": f"SSB: semi-sorted, {lrf}",
+        "SSB": f"SSB: semi-sorted, LRF {args.lrf:g}",
         "BKT": "BKT: buckets of 12",
         "ATS": "ATS: alternated sorting, 4 bins",
         "SSB-DBS-BR": "SSB-DBS-BR: dynamic, shuffled",
     }
-    draw("strategies", 4, f"batches of 4, {lrf}, buckets of 12, 4 bins", titles)
+    draw("strategies", 4, args.lrf, "batches of 4, buckets of 12, 4 bins", titles)
 
 
 def parse_args() -> Namespace:
@@ -281,13 +288,10 @@ def parse_args() -> Namespace:
     )
     source = "numbers, one a line; CSV; Kaldi's utt2dur or utt2num_frames; a manifest in JSON; or "
     source += "a folder of audio. Seconds become frames of 10 ms"
-    add = parser.add_mutually_exclusive_group().add_argument
-    add("lengths", nargs="?", type=Path, metavar="LENGTHS", help=source)
-    add("--filelist", metavar="A+B", help="the clips of these lists of path|text")
     add = parser.add_argument
+    add("lengths", nargs="?", type=Path, metavar="LENGTHS", help=source)
     column = "column or JSON key (default: frames, length, samples, tokens, duration, or the only "
     add("--column", metavar="NAME", help=f"{column}one with numbers)")
-    add("--data_dir", default="", metavar="DIR", help="folder that --filelist's paths start from")
     hop = f"samples per frame; not with LENGTHS (default: {HParams.hop_length})"
     add("--hop_length", type=positive, metavar="N", help=hop)
     add("--unit", default="frames", help="of the lengths, for labels (default: %(default)s)")
@@ -302,7 +306,7 @@ def parse_args() -> Namespace:
     ):
         default, kind = getattr(HParams, name), float if name == "lrf" else positive
         add(f"--{name}", type=kind, default=default, metavar="N", help=f"{what} ({default})")
-    target = "choose lrf, bucket_size and n_bins for this ZPR, such as 0.05, in fixed batches"
+    target = "choose lrf, bucket_size and n_bins for this ZPR, such as 0.05, with DBS"
     add("--target_zpr", type=float, metavar="ZPR", help=target)
     add("--paper", action="store_true", help="show the paper's values too")
     folder = Path("runs/batching")
@@ -310,8 +314,6 @@ def parse_args() -> Namespace:
     args = parser.parse_args()
     if args.lengths is not None and args.hop_length is not None:
         parser.error(f"--hop_length {args.hop_length}: LENGTHS are in frames already; leave it out")
-    if args.data_dir and not args.filelist:
-        parser.error(f"--data_dir {args.data_dir}: is for --filelist; leave it out")
     if args.seeds < 2:
         parser.error(f"--seeds {args.seeds}: use 2 or more, for their spread")
     return args
@@ -319,16 +321,10 @@ def parse_args() -> Namespace:
 
 def get_lengths(args: Namespace) -> ndarray:
     """The lengths from the source that was given."""
-    hop_length = args.hop_length or HParams.hop_length
     if args.lengths is not None:
         return read_lengths(args.lengths, args.column)
-    if args.filelist is not None:
-        from clips import load_clips  # imports torch, which takes seconds
-
-        hparams = HParams(data_dir=args.data_dir, hop_length=hop_length)
-        return np.array([clip.n_frames for clip in load_clips(args.filelist, hparams)])
     print("no lengths given; using LJSpeech's")
-    return ljspeech_lengths(hop_length)
+    return ljspeech_lengths(args.hop_length or HParams.hop_length)
 
 
 def main() -> None:
@@ -344,6 +340,7 @@ def main() -> None:
         if args.target_zpr is not None:
             clips = subset(lengths, args.train_size, 0)
             wanted = {"target_zpr": args.target_zpr, "batch_size": args.batch_size}
+            wanted["dynamic_batch_size"] = True  # as recommended
             for strategy, name in PARAMETERS.items():
                 setattr(args, name, solve_randomness(clips, strategy, **wanted))
         epochs = all_statistics(lengths, args)

@@ -1,4 +1,7 @@
-"""Download LJSpeech 1.1, check every clip, and write the 80:20 filelists that train.py reads.
+"""Download LJSpeech 1.1, check every clip, and write the filelists that train.py reads.
+
+The split is the same for everybody: 10,480 clips for training and 2,620 for validation, whose IDs
+are in filelists/ljspeech_train_ids.txt and ljspeech_val_ids.txt.
 
 python scripts/prepare_ljspeech.py --data_dir data
 """
@@ -21,13 +24,18 @@ import pooch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, progress_bar
+from clips import Clip
 from files import making, require_space
-from scripts.prepare_corpus import making_filelists, parse_args, prepare
+from scripts.prepare_corpus import clip_id, making_filelists, prepare
 
 CORPUS = "LJSpeech-1.1"  # the one folder at the top of the archive
 ARCHIVE = f"{CORPUS}.tar.bz2"
 URL = f"https://data.keithito.com/data/speech/{ARCHIVE}"
 SHA256 = "be1a30453f28eb8dd26af4101ae40cbf2c50413b1bb21936cbcdc6fae3de8aa5"
+ID_LISTS = [  # the IDs for training and for validation
+    Path(__file__).resolve().parents[1] / f"filelists/ljspeech_{part}_ids.txt"
+    for part in ("train", "val")
+]
 SIZE, EXTRACTED_SIZE = 2_748_572_632, 3_850_000_000  # bytes
 OTHER_DISK = "give another --data_dir"
 
@@ -78,15 +86,27 @@ def extract(archive: Path, folder: Path) -> None:
             tar.extract(member, folder, set_attrs=False)
 
 
+def split(clips: Sequence[Clip], corpus: Path) -> list[list[str]]:
+    """Lines ``path|text`` of the clips that each of ID_LISTS names, in its order."""
+    texts, parts = {clip_id(clip, corpus): clip.text for clip in clips}, []
+    for id_list in ID_LISTS:
+        ids = id_list.read_text().split()
+        if missing := [name for name in ids if name not in texts]:
+            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+            what = f"lacks {missing[0]}{more} of {id_list.name}"
+            raise UserError(f"{corpus}: {what}; rename or remove it and run again")
+        parts.append([f"wavs/{name}.wav|{texts[name]}" for name in ids])
+    return parts
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
     needs = f"extract LJSpeech into DIR, from DIR/{ARCHIVE} or a download; needs 6.6 GB"
     parser.add_argument("--data_dir", type=Path, required=True, metavar="DIR", help=needs)
-    args = vars(parse_args(parser, argv, default="ljspeech"))
-    data_dir = args.pop("data_dir")
+    data_dir = parser.parse_args(argv).data_dir
     with making_filelists():
         obtain(data_dir)
-        prepare(data_dir / CORPUS, **args)
+        prepare(data_dir / CORPUS, "ljspeech", split)
 
 
 if __name__ == "__main__":

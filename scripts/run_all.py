@@ -2,6 +2,7 @@
 
     bash scripts/run_all.sh                                    # LJSpeech, or a demo corpus
     bash scripts/run_all.sh --only "RAND SSB-DBS-BR" --seeds "0 1000 2000" --epochs 40
+    bash scripts/run_all.sh --hparams "data_dir=A,training_files=B,validation_files=C"
     bash scripts/run_all.sh --start runs/table2/RAND --output runs/common --epochs 60
     bash scripts/run_all.sh --sweep "batch_size=4,8,16,32" --seeds "0 1000" --epochs 40
 
@@ -23,7 +24,6 @@ import argparse
 import itertools
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -43,9 +43,10 @@ from checkpoint import load_newest
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from clips import Clip, data_folders, numbered_lines
 from device import choose_device
-from files import locked, require_space
+from files import locked, making, require_space
 from hparams import AUDIO, MAY_CHANGE, PRESETS, HParams, format_overrides, parse_overrides
 from model import Tacotron2
+from scripts import prepare_ljspeech
 from scripts.lengths import EXAMPLE_CLIPS
 from scripts.paper import (
     BATCHING,
@@ -60,9 +61,13 @@ from scripts.runs import difference, label, load_run, load_settings
 
 ROOT = Path(os.path.relpath(Path(__file__).resolve().parent.parent))
 LJSPEECH = ROOT / "data/LJSpeech-1.1"
-RESERVED = {*BATCHING, "seed", "epochs", "training_files", "validation_files"}  # for --hparams
+RESERVED = {*BATCHING, "seed", "epochs"}  # set by other options than --hparams
+DATA = {"data_dir", "training_files", "validation_files"}
 NOT_SWEPT = RESERVED | MAY_CHANGE | {*AUDIO, "text_cleaners", "symbols"}  # losses would not compare
 CAPACITIES = ("batch_capacity", "batch_capacity_seconds")
+# Measured with the default settings and LJSpeech's clips: TensorBoard's files and metrics.jsonl.
+STEP_BYTES = 455
+SAMPLES_BYTES = 2.5e6  # pictures and sounds of a validation, of those that TensorBoard shows
 
 
 class Job(NamedTuple):
@@ -135,10 +140,8 @@ def parse_args() -> argparse.Namespace:
     parser = ArgumentParser(prog="run_all.sh", description=__doc__.partition("\n")[0])
     # fmt: off
     add = parser.add_argument
-    add("--corpus", metavar="DIR", help="corpus of one speaker, split 80:20 (default: "
-        f"{LJSPEECH}, or if that is missing a corpus made with espeak-ng)")
-    add("--train", metavar="LIST", help="training filelist, instead of --corpus")
-    add("--val", metavar="LIST", help="validation filelist, with --train")
+    add("--corpus", metavar="DIR", help="corpus of one speaker, split 80:20 (default: the data in "
+        f"--hparams, or {LJSPEECH}, or if that is missing a corpus made with espeak-ng)")
     add("--start", type=Path, metavar="DIR", help="start each run from the newest checkpoint in "
         "DIR/seedN, with its data, settings and optimiser; --epochs counts its epochs too")
     add("--output", type=Path,
@@ -153,30 +156,32 @@ def parse_args() -> argparse.Namespace:
     add("--sweep", action="append", metavar="NAME=VALUE,...",
         help='train with each value of one setting, as in "batch_size=4,8,16,32"')
     add("--limit", type=positive, metavar="N", help="use at most N clips, chosen at random")
-    add("--hparams", default="", metavar="NAME=VALUE,...", help="settings to change in all runs")
+    add("--hparams", action="append", default=[], metavar="NAME=VALUE,...",
+        help="settings to change in all runs, filelists too, as for train.py")
     add("--preset", choices=PRESETS, help="settings preset (default: paper)")
     # fmt: on
     args = parser.parse_args()
+    args.hparams = ",".join(args.hparams)
     args.base, overrides = HParams(), parse_overrides(args.hparams)
     args.settings = {"mel_cache_dir": str(ROOT / "mel_cache")} | PRESETS[args.preset or "paper"]
     if args.start:
-        if args.corpus or args.train or args.val or args.limit or args.preset:
-            fix = "leave out --corpus, --train, --val, --limit and --preset"
+        if args.corpus or args.limit or args.preset:
+            fix = "leave out --corpus, --limit and --preset"
             raise UserError(f"--start {args.start}: has data and settings of its own; {fix}")
         args.settings = load_settings(args.start / f"seed{args.seeds[0]}")
         args.base = HParams(**args.settings)
-        args.train, args.val = args.base.training_files, args.base.validation_files
     args.settings |= overrides | {"dynamic_batch_size": True}  # each run has its own; DBS reads all
     args.values = [{}]
     if args.sweep:
         choose_sweep(args)
     args.only = args.only or list(EXPERIMENTS)
     args.output = args.output or ROOT / f"runs/{f'sweep_{args.sweep}' if args.sweep else 'table2'}"
-    reserved = RESERVED if args.train else RESERVED | {"data_dir"}
-    if clash := reserved & set(overrides):
+    if clash := RESERVED & set(overrides):
         raise UserError(f"--hparams: {min(clash)} is set by another option; see --help")
-    if bool(args.train) != bool(args.val) or (args.train and args.corpus):
-        raise UserError("--train and --val: give both, and no --corpus")
+    args.has_lists = bool(args.start or DATA & set(overrides))
+    if args.has_lists and args.corpus:
+        fix = f"leave {min(DATA & set(overrides))} out of --hparams"
+        raise UserError(f"--corpus {args.corpus}: makes its own lists; {fix}")
     if "+" in str(args.output):
         raise UserError(f"--output {args.output}: + joins filelists; use another name")
     if any(b - a < args.epochs for a, b in itertools.pairwise(args.seeds)):
@@ -187,13 +192,14 @@ def parse_args() -> argparse.Namespace:
 def choose_data(args: argparse.Namespace) -> dict[str, str]:
     """The settings that name the data, with filelists in the output folder for all its runs."""
     hparams = HParams(**args.settings)
-    if args.train:
-        folders = [data_folders(names, hparams) for names in (args.train, args.val)]
+    if args.has_lists:
+        given = hparams.training_files, hparams.validation_files
+        folders = [data_folders(names, hparams) for names in given]
         if len({*folders[0], *folders[1]}) == 1:
             data_dir, folders = folders[0][0], ([], [])
         else:  # a run has one list of each set, whose paths then start with their folders
             data_dir = ""
-        lists = [read_lines(args.train, folders[0]), read_lines(args.val, folders[1])]
+        lists = [read_lines(*pair) for pair in zip(given, folders, strict=True)]
     else:
         data_dir = args.corpus or LJSPEECH
         if not args.corpus and not LJSPEECH.exists():
@@ -202,26 +208,35 @@ def choose_data(args: argparse.Namespace) -> dict[str, str]:
             data_dir = ROOT / f"data/demo{n_clips}"
             if status := call("scripts/make_demo_corpus.py", data_dir, "--clips", n_clips):
                 sys.exit(status)  # it has printed the reason
-        lists = split(read_corpus(Path(data_dir), hparams), data_dir, 0.8, seed=0)
+        clips = read_corpus(Path(data_dir), hparams)
+        if data_dir == LJSPEECH:
+            lists = prepare_ljspeech.split(clips, data_dir)
+        else:
+            lists = split(clips, data_dir, 0.8, seed=0)
     total = sum(map(len, lists)) or 1
-    started = any(args.output.glob("*/*/hparams.json"))
-    files = [str(args.output / "filelists" / name) for name in ("train.txt", "val.txt")]
-    for file, lines in zip(files, lists, strict=True):
+    content = {}
+    for file, lines in zip(filelists(args), lists, strict=True):
         n = max(round(len(lines) * args.limit / total), 1) if args.limit else len(lines)
         chosen = np.random.default_rng(0).permutation(len(lines))[:n]
-        lines = [lines[i] for i in sorted(chosen)]
-        if not started:
-            write_filelist(Path(file), lines)
-        elif read_lines(file) != lines:
+        content[file] = [lines[i] for i in sorted(chosen)]
+        if file.exists() and read_lines(str(file)) != content[file]:
             raise UserError(f"{file}: lists other clips than these; give another --output")
-    train, val = files
+    for file, lines in content.items():
+        if not file.exists():
+            write_filelist(file, lines)
+    train, val = map(str, content)
     return {"data_dir": str(data_dir), "training_files": train, "validation_files": val}
 
 
-def read_lines(filelists: str, folders: Sequence[str] = ()) -> list[str]:
+def filelists(args: argparse.Namespace) -> list[Path]:
+    """The training and the validation list of all runs."""
+    return [args.output / "filelists" / name for name in ("train.txt", "val.txt")]
+
+
+def read_lines(names: str, folders: Sequence[str] = ()) -> list[str]:
     """The lines of filelists joined with +, each after its list's folder, if there are any."""
     lines = []
-    for name, folder in itertools.zip_longest(filelists.split("+"), folders, fillvalue=""):
+    for name, folder in itertools.zip_longest(names.split("+"), folders, fillvalue=""):
         numbered = numbered_lines(name.strip())
         lines += [os.path.join(folder, line.strip()) for _, line in numbered]
     return lines
@@ -256,6 +271,16 @@ def find_start(args: argparse.Namespace, seed: int) -> tuple[Path | None, int]:
     return start, first_epoch
 
 
+def epochs_done(folder: Path) -> int | None:
+    """The epochs that a run has done; None if it has not begun."""
+    try:
+        if state := load_newest(folder)[1]:
+            return state["progress"]["epoch"]
+        return load_run(folder).done or None  # its checkpoints were deleted, to free space
+    except (UserError, KeyError):  # no run, or damaged checkpoints, which train.py reports
+        return None
+
+
 def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
     """Every run, seed by seed; :class:`UserError` if the output has runs that do not fit them."""
     lengths = [clip.n_frames for clip in train]
@@ -270,9 +295,11 @@ def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
             settings = {k: v for k, v in settings.items() if not k.startswith("batch_capacity")}
         folder, hparams = args.output / name / f"seed{seed}", HParams(**settings)
         start, first_epoch = starts[seed]
-        done = first_epoch
-        with suppress(UserError, KeyError):  # without a checkpoint; train.py reports damaged ones
-            done, start = load_newest(folder)[1]["progress"]["epoch"], None
+        done = epochs_done(folder)
+        if done is None:
+            done = first_epoch
+        else:
+            start = None
         if done > args.epochs:
             raise UserError(f"--epochs {args.epochs}: {folder} has {done}; give at least that")
         for other in saved:
@@ -284,9 +311,7 @@ def make_jobs(args: argparse.Namespace, train: list[Clip]) -> list[Job]:
                 raise UserError(f"{other}: {values}; give the same, or another --output")
         batches = batch_statistics(lengths, data_utils.training_sampler(train, hparams).plan)
         base = vars(args.base)
-        named = (
-            RESERVED | {"n_symbols"} if hparams.symbols else RESERVED
-        )  # not as many as they take
+        named = RESERVED | DATA | ({"n_symbols"} if hparams.symbols else set())
         changes = {k: v for k, v in vars(hparams).items() if v != base[k] or k in named}
         overrides, title = format_overrides(changes), f"{name}, seed {seed}"
         jobs.append(Job(title, folder, overrides, hparams, batches, start, first_epoch, done))
@@ -301,10 +326,11 @@ def announce(jobs: list[Job], train: list[Clip], val: list[Clip]) -> None:
         models = [Tacotron2(job.hparams) for job in jobs]
     n_parameters = max(sum(p.numel() for p in model.parameters()) for model in models)
     # Float32 weights and Adam's two moments. A new run will keep the newest checkpoints and the
-    # best; one more is being written. Logs take a tenth of that; train.py asks for the mels' space.
+    # best; one more is being written. train.py asks for the mels' space.
     n_new = sum(job.done == job.first_epoch for job in jobs)
-    checkpoint, n_checkpoints = 1.1 * 12 * n_parameters, hparams.keep_checkpoints + 1
-    n_bytes = checkpoint * (n_checkpoints * n_new + 1)
+    checkpoint, n_checkpoints = 12 * n_parameters, hparams.keep_checkpoints + 1
+    logs = [log_bytes(job) for job in jobs]
+    n_bytes = checkpoint * (n_checkpoints * n_new + 1) + sum(logs)
     steps_left = sum((hparams.epochs - job.done) * job.batches.total_length for job in jobs)
     width = max(23, *(len(job.title) for job in jobs))
     print(f"\n{'run':<{width}}  epochs  batches  ZPR %     ABL  decoder steps/epoch")
@@ -315,11 +341,20 @@ def announce(jobs: list[Job], train: list[Clip], val: list[Clip]) -> None:
     print(
         f"\n{len(train):,} training and {len(val):,} validation clips\n"
         f"{n_parameters:,} parameters; checkpoints and logs take {n_bytes / 1e9:.1f} GB of disk, "
-        f"{checkpoint * n_checkpoints / 1e9:.2f} GB a run\n"
+        f"up to {(checkpoint * n_checkpoints + max(logs)) / 1e9:.2f} GB a run\n"
         f"{steps_left:,} decoder steps to go (each batch takes as many as its longest clip)\n"
         f"{time_left(jobs) or 'the time left will be known after the first epoch'}"
     )
     require_space(jobs[0].folder, n_bytes, "give another --output, or train fewer runs with --only")
+
+
+def log_bytes(job: Job) -> float:
+    """The size of the logs that a run has still to write. TensorBoard shows the validations 1, 2,
+    4, 8, ... and the last."""
+    epochs_left = job.hparams.epochs - job.done
+    n_shown = (job.hparams.epochs // job.hparams.epochs_per_validation).bit_length() + 1
+    steps = STEP_BYTES * epochs_left * job.batches.n_batches
+    return steps + SAMPLES_BYTES * n_shown if epochs_left else 0
 
 
 def time_left(jobs: list[Job]) -> str:
@@ -379,10 +414,15 @@ def train_all(jobs: list[Job]) -> list[str]:
 def main() -> None:
     args = parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that call() ends its process
-    filelists = args.output / "filelists"
-    with locked(args.output, "give another --output", wait=True), ExitStack() as after_an_error:
-        if not filelists.exists():
-            after_an_error.callback(shutil.rmtree, filelists, ignore_errors=True)
+    files = filelists(args)
+    with (
+        locked(args.output, "give another --output", wait=True),
+        making(files[0].parent, "give another --output"),
+        ExitStack() as after_an_error,
+    ):
+        for file in files:
+            if not file.exists():
+                after_an_error.callback(file.unlink, missing_ok=True)
         for lock in sorted(args.output.glob("*/*/lock")):
             with locked(lock.parent, wait=True):  # by a train.py whose run_all.py was killed
                 pass
@@ -394,14 +434,15 @@ def main() -> None:
             announce(jobs, train, val)
         after_an_error.pop_all()  # whatever can be refused has been
         failed = train_all(jobs)
-        names = ("data_dir", "hop_length", "batch_size", *PARAMETERS.values())
         series = [args.output, *([f"--sweep={args.sweep}"] if args.sweep else [])]
-        plots = [f"--{name}={getattr(jobs[0].hparams, name)}" for name in names]
-        plots += ["--paper", f"--filelist={jobs[0].hparams.training_files}"]
-        plots += [f"--output_dir={args.output}/figures"]
-        example = len(train) >= EXAMPLE_CLIPS and not args.sweep
-        reports = {"plot_batching.py": plots} if example else {}
-        reports |= {"tables.py": series, "figures.py": series}
+        reports = {"tables.py": series, "figures.py": series}
+        if len(train) >= EXAMPLE_CLIPS and not args.sweep:
+            lengths = args.output / "figures/lengths.txt"
+            write_filelist(lengths, [f"{clip.n_frames}" for clip in train])
+            names = ("batch_size", *PARAMETERS.values())
+            plots = [f"--{name}={getattr(jobs[0].hparams, name)}" for name in names]
+            plots += ["--paper", f"--output_dir={lengths.parent}"]
+            reports = {"plot_batching.py": [lengths, *plots]} | reports
         failed += [name for name in reports if call(f"scripts/{name}", *reports[name])]
     if failed:
         sys.exit(f"FAILED: {'; '.join(failed)}; see above, and run the same command again to retry")

@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError
 from files import make_folder
-from hparams import MAY_CHANGE, HParams, by_new_names
+from hparams import AUDIO, MAY_CHANGE, HParams, by_new_names
 from scripts.paper import BATCHING, EXPERIMENTS, PAPER_EPOCHS, PAPER_STAGES, experiment_name
 
 # The batching settings that compared runs may differ in. LRF is not one of them: bucket_size and
 # n_bins are chosen to match its padding.
-CHOICE = {*BATCHING, "bucket_size", "n_bins", "bucket_edges", "n_buckets"}
+CHOICE = {*BATCHING, "longest_first", "bucket_size", "n_bins", "bucket_edges", "n_buckets"}
 # Settings that any two runs may differ in. Filelists may have moved: the number of frames in an
 # epoch tells whether two runs had the same clips.
 IGNORED = {*MAY_CHANGE, "training_files", "validation_files"} - {"epochs_per_validation"}
@@ -57,6 +57,7 @@ class Run(NamedTuple):
     epochs: list[dict[str, Any]]  # the records of "epoch" events
     validations: list[dict[str, Any]]  # the records of "validation" events
     conditions: list[tuple[str, ...]]  # "decoder=scan" and so on, several if a resume changed them
+    validation_frames: int | None  # of its validation set; None if unknown
 
     @property
     def order(self) -> tuple[int, str, int]:
@@ -68,6 +69,12 @@ class Run(NamedTuple):
     def start(self) -> int:
         """Epochs of the checkpoint that it started from; 0 if it has none, or no epoch yet."""
         return self.epochs[0]["epoch"] if self.epochs else 0
+
+    @property
+    def done(self) -> int:
+        """Epochs done, those of the checkpoint that it started from included; 0 if none has ended
+        yet."""
+        return self.epochs[-1]["epoch"] + 1 if self.epochs else 0
 
     def averages(self) -> dict[str, float]:
         """The AVERAGES over the epochs so far; empty before the first has ended."""
@@ -152,13 +159,15 @@ class Results(NamedTuple):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl, without a last line that is still being written."""
+    """The records of a metrics.jsonl, without a last line that is still being written. Numbers that
+    are not finite are nan."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         records = [json.loads(line) for line in lines]
         for record in records:
             if missing := REQUIRED.get(record["event"], set()) - set(record):
                 raise ValueError(f"a record has no {min(missing)}")
+            record |= {name: math.nan for name, value in record.items() if value is None}
     except (OSError, ValueError, KeyError, TypeError) as error:
         fix = "name the output of a train.py of this version"
         raise UserError(f"{path}: cannot be read ({error}); {fix}") from None
@@ -189,7 +198,9 @@ def load_run(path: Path) -> Run:
                 values = (f"{name}={start.get(name, 'unknown')}" for name in CONDITIONS)
                 conditions[tuple(values)] = None
     experiment = experiment_name(settings)
-    return Run(path, settings, experiment, events["epoch"], events["validation"], list(conditions))
+    frames = next((start.get("validation_frames") for start in events["start"][-1:]), None)
+    records = events["epoch"], events["validation"]
+    return Run(path, settings, experiment, *records, list(conditions), frames)
 
 
 def load_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -243,6 +254,7 @@ def load_comparable(folders: Iterable[Path], sweep: str = "") -> list[Run]:
             raise UserError(f"{names}: are both {what}; {fix}")
         choice = set() if first.experiment == second.experiment else CHOICE
         reason = inequality(first, second, {"seed", sweep, *choice})
+        reason = reason or unequal_losses(first, second)
         if first.epochs and second.epochs and first.start != second.start:
             reason = f"one starts after {first.start} epochs, the other after {second.start}"
         if reason:
@@ -267,6 +279,18 @@ def inequality(first: Run, second: Run, exempt: set[str]) -> str | None:
     frames = [round(60 * record["minutes"] * record["frames_per_second"]) for record in epochs]
     if len(set(frames)) > 1:
         return f"an epoch has {frames[0]:,} frames in the first and {frames[1]:,} in the second"
+    return None
+
+
+def unequal_losses(first: Run, second: Run) -> str | None:
+    """Why no validation loss of two runs compares: other mels, or other clips."""
+    for name in AUDIO:
+        if first.settings[name] != second.settings[name]:
+            values = first.settings[name], second.settings[name]
+            return f"{name} is {values[0]} in the first and {values[1]} in the second"
+    frames = [run.validation_frames for run in (first, second)]
+    if None not in frames and frames[0] != frames[1]:
+        return f"validation has {frames[0]:,} frames in the first and {frames[1]:,} in the second"
     return None
 
 

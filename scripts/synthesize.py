@@ -5,21 +5,18 @@
     python scripts/synthesize.py -c runs/first/checkpoint_best.pt -o mels \\
         --teacher_forced filelists/ljspeech_train.txt
 
-Writes 1.wav, 1.npy (the log-mel, n_mels x frames, for a vocoder), 1.png (alignment and mel), 2.wav
-and so on.
+Into a new or empty folder it writes 1.wav, 1.npy (the log-mel, n_mels x frames, for a vocoder),
+1.png (alignment and mel), 2.wav and so on, and texts.txt, which says what text each of them speaks.
 A text file has a sentence a line, or id|text, which names the files ID.wav and so on; without
 texts or -i, it is read from standard input. Long texts are split at the ends of sentences. The exit
 status is 1 if a text never stopped.
 
 --teacher_forced predicts each frame of a clip from the true ones before it: ID.npy for ID.wav, with
-n_samples // hop_length frames, as HiFi-GAN's fine-tuning reads them. Run it again after a stop, and
-it goes on.
+n_samples // hop_length frames, as HiFi-GAN's fine-tuning reads them.
 """
 
 import argparse
-import hashlib
 import io
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -34,9 +31,9 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, positive, progress_bar, seed
-from clips import Clip, check_text, load_clips, report_unknown_characters
+from clips import check_text, load_clips, report_unknown_characters
 from data_utils import MelDataset, collate
-from files import make_folder, replacing, require_space
+from files import make_new_folder, replacing, require_space
 from hparams import AUDIO, HParams, create_hparams
 from layers import griffin_lim
 from logger import draw_speech
@@ -50,7 +47,7 @@ AT_A_TIME = 256  # texts that are sorted by length, which memory holds
 PAUSE = 0.25  # seconds between the pieces of a long text
 SILENT = float(np.log(1e-5))  # the lowest value of a log-mel
 FORMATS = "wav", "flac"
-RECORD = "speech.json"  # in the output folder: whose files it has
+TEXTS = "texts.txt"  # in the output folder: a line name|text of each text
 
 
 class Text(NamedTuple):
@@ -144,8 +141,10 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
     hparams, texts = model.hparams, read_texts(args)
     ids = [symbols_of(text, hparams, args.split) for text in texts]
     report_unknown_characters(((text.location, text.text) for text in texts), hparams)
-    names = [f"{text.name}.{suffix}" for text in texts for suffix in (*FORMATS, "npy", "png")]
-    claim(args.output_dir, {"kind": "speech"}, names)
+    make_new_folder(args.output_dir, "give another -o")
+    with replacing(args.output_dir / TEXTS) as file:
+        lines = (f"{text.name}|{' '.join(text.text.split())}\n" for text in texts)
+        file.write("".join(lines).encode())
     cut_off = []
     with progress_bar(total=len(texts), desc="speaking", unit="text") as bar:
         for start in range(0, len(texts), AT_A_TIME):
@@ -194,8 +193,6 @@ def write_speech(
     for suffix, content in files.items():
         with replacing(Path(f"{stem}.{suffix}")) as file:
             file.write(content.getvalue())
-    for other in {*FORMATS} - {kind}:  # of an earlier call, and another mel
-        Path(f"{stem}.{other}").unlink(missing_ok=True)
     seconds = mel.size(1) * hop_seconds
     line = f"{stem}.{kind}: {seconds:.1f} s"
     if not all(piece.stopped for piece in pieces):
@@ -207,7 +204,7 @@ def write_speech(
 
 @torch.inference_mode()
 def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
-    """Write each clip's mel, predicted with teacher forcing, unless it is there already."""
+    """Write each clip's mel, predicted with teacher forcing."""
     hparams, folder = model.hparams, args.output_dir
     clips = sorted(load_clips(args.teacher_forced, hparams), key=lambda clip: clip.n_frames)
     locations = {}
@@ -216,65 +213,20 @@ def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
         if (other := locations.setdefault(name.lower(), clip.location)) != clip.location:
             fix = "export the lists into folders of their own"
             raise UserError(f"{clip.location}: {other} has a clip of the same name, {name}; {fix}")
-    paths = [folder / f"{Path(clip.path).stem}.npy" for clip in clips]
-    # A batch is predicted again unless all of it is there: dropout depends on the whole batch.
-    starts = [
-        i
-        for i in range(0, len(clips), BATCH_SIZE)
-        if not all(path.exists() for path in paths[i : i + BATCH_SIZE])
-    ]
-    n_frames = sum(clip.n_frames for i in starts for clip in clips[i : i + BATCH_SIZE])
+    n_frames = sum(clip.n_frames for clip in clips)
     require_space(folder, 4 * hparams.n_mel_channels * n_frames, "give another -o")
-    digest = hashlib.sha256(args.checkpoint.read_bytes()).hexdigest()[:16]
-    claim(folder, {"kind": "teacher_forced", "checkpoint": digest, "seed": args.seed}, paths)
-    refuse_other_clips(clips, paths)
+    make_new_folder(folder, "give another -o")
     dataset = MelDataset(clips, open_mels(clips, hparams))
+    starts = range(0, len(clips), BATCH_SIZE)
     for start in progress_bar(starts, "predicting mels", unit="batch"):
         torch.manual_seed(args.seed + start)
         items = [dataset[i] for i in range(start, min(start + BATCH_SIZE, len(clips)))]
         batch = collate(items).to(next(model.parameters()).device)
         mels = model(batch).mel_postnet.cpu().numpy()
         for i, mel in zip(batch.indices, mels, strict=True):
-            with replacing(paths[i]) as file:
+            with replacing(folder / f"{Path(clips[i].path).stem}.npy") as file:
                 np.save(file, mel[:, : clips[i].n_frames - 1])  # the last has no whole hop after it
-    print(f"{folder}: mels of {len(clips):,} clips, {len(starts)} batches of them new")
-
-
-def refuse_other_clips(clips: Sequence[Clip], paths: Sequence[Path]) -> None:
-    """Raise :class:`UserError` if a mel that is there is not as long as its clip's."""
-    for clip, path in zip(clips, paths, strict=True):
-        if path.exists():
-            try:
-                n_frames = np.load(path, mmap_mode="r").shape[-1]
-            except (ValueError, EOFError):
-                n_frames = 0
-            if n_frames != clip.n_frames - 1:
-                raise UserError(
-                    f"{path}: has {n_frames} frames, but {clip.path} has {clip.n_frames - 1}; give "
-                    "another -o, or remove it"
-                )
-
-
-def claim(folder: Path, record: dict[str, str | int], paths: Sequence[str | Path]) -> None:
-    """Make the output folder, and write in it whose files it has.
-
-    Raises:
-        UserError: ``paths`` would overwrite files that are not of this program, or of another
-            checkpoint's mels.
-    """
-    make_folder(folder, "give another -o")
-    path, held = folder / RECORD, None
-    if path.exists():
-        try:
-            held = json.loads(path.read_bytes())
-        except ValueError:
-            raise UserError(f"{path}: is not of this program; give another -o") from None
-    present = next((name for name in paths if (folder / name).exists()), None)
-    if held != record and (held or present):
-        what = f"holds {held}, not {record}" if held else f"has a {Path(present).name} of its own"
-        raise UserError(f"{folder}: {what}; give another -o")
-    with replacing(path) as file:
-        file.write(json.dumps(record).encode())
+    print(f"{folder}: mels of {len(clips):,} clips")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -284,7 +236,8 @@ def main(argv: list[str] | None = None) -> None:
     add("text", nargs="*", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
     add("-i", "--input", metavar="FILE", help="a file of texts; -: standard input")
     add("-c", "--checkpoint", required=True, type=Path, help="of train.py, export.py or NVIDIA's")
-    add("-o", "--output_dir", type=Path, default=Path("runs/speech"), help="(default %(default)s)")
+    new = "new or empty (default %(default)s)"
+    add("-o", "--output_dir", type=Path, default=Path("runs/speech"), help=new)
     add("--format", choices=FORMATS, default="wav", help="of the audio (default wav)")
     longest = (
         "split texts of more characters (default %(default)s; the longest of LJSpeech has 187)"

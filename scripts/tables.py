@@ -353,7 +353,7 @@ def missing_results(results: Results) -> list[str]:
         if not all(math.isfinite(record["loss"]) for record in run.validations):
             missing.append(f"{run.path}: has diverged, and is left out")
         elif len(run.losses(epochs)) < len(epochs):
-            missing.append(f"{run.path}: {len(run.epochs)} of {epochs[-1]} epochs")
+            missing.append(f"{run.path}: {run.done} of {epochs[-1]} epochs")
     return missing
 
 

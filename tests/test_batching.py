@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import product
+from itertools import chain, product
 from types import SimpleNamespace
 
 import hypothesis
@@ -61,6 +61,7 @@ def cases(draw: st.DrawFn, **fixed: object) -> tuple[list[int], dict]:
         "batch_size": draw(st.integers(1, 12)),
         "dynamic_batch_size": draw(st.booleans()),
         "batch_randomization": draw(st.booleans()),
+        "longest_first": draw(st.booleans()),
         "lrf": draw(st.sampled_from([0.0, 0.02, 0.15, 1.0, 50.0])),
         "bucket_size": draw(st.integers(1, 40)),
         "bucket_edges": draw(st.sampled_from(["size", "uniform", "quantile"])),
@@ -109,6 +110,8 @@ def buckets_of(lengths: np.ndarray, plan: BatchPlan, settings: dict) -> list[np.
     else:
         limits = np.linspace(lengths.max(), lengths.min(), n_buckets + 1)[1:-1]
         ends = [(lengths >= limit).sum() for limit in limits]
+        if not settings.get("longest_first", True):
+            ends = [n - end for end in ends[::-1]]
     return [bucket for bucket in np.split(plan.order, ends) if len(bucket)]
 
 
@@ -137,11 +140,12 @@ def test_batches_have_every_clip_in_order_and_take_all_they_can_inside_a_bucket(
 
     strategy, in_order = settings["strategy"], lengths[plan.order]
     buckets = buckets_of(lengths, plan, settings)
+    down = settings["longest_first"]
     if strategy == "SB" or (strategy == "SSB" and settings["lrf"] == 0):
-        assert in_order.tolist() == sorted(lengths)
-    elif strategy == "BKT":  # from the longest down
-        by_bucket = np.concatenate([-np.sort(-lengths[bucket]) for bucket in buckets])
-        assert by_bucket.tolist() == sorted(lengths, reverse=True)
+        assert in_order.tolist() == sorted(lengths, reverse=down)
+    elif strategy == "BKT":
+        by_bucket = [sorted(lengths[bucket], reverse=down) for bucket in buckets]
+        assert list(chain(*by_bucket)) == sorted(lengths, reverse=down)
     elif strategy == "ATS":  # up and down in turn
         for b, in_bin in enumerate(np.array_split(in_order, settings["n_bins"])):
             assert in_bin.tolist() == sorted(in_bin, reverse=b % 2 == 1)
@@ -172,6 +176,21 @@ def test_a_plan_depends_on_seed_plus_epoch_and_br_only_permutes_its_batches(case
             assert array.tolist() == lengths, "the lengths were changed"
 
 
+@law
+@given(cases(dynamic_batch_size=False, **IN_ORDER))
+def test_sorting_from_the_longest_down_turns_the_order_round_and_is_the_default(case):
+    lengths, settings = case
+    up, down = (
+        plan_batches(lengths, **{**settings, "longest_first": down}).order for down in (False, True)
+    )
+    if settings["strategy"] in ("SB", "SSB"):
+        assert down.tolist() == up[::-1].tolist()
+    elif settings["strategy"] != "BKT":
+        assert down.tolist() == up.tolist()
+    del settings["longest_first"]
+    assert plan_batches(lengths, **settings).order.tolist() == down.tolist()
+
+
 @pytest.mark.parametrize("strategy, dbs, br", [*product(STRATEGIES, (False, True), (False, True))])
 def test_another_seed_or_epoch_has_other_batches_in_another_order(strategy, dbs, br):
     kind = {"strategy": strategy, "dynamic_batch_size": dbs, "batch_randomization": br}
@@ -185,7 +204,7 @@ def test_another_seed_or_epoch_has_other_batches_in_another_order(strategy, dbs,
         lengths = np.arange(1, 401)  # no ties: SB's batches are the same in every epoch
         plans = [plan_batches(lengths, **kind, lrf=0, epoch=e) for e in (0, 1)]
         first, second = ([lengths[batch].max() for batch in plan] for plan in plans)
-        assert first != second and first != sorted(first)
+        assert first != second and sorted(first) not in (first, first[::-1])
 
 
 # DBS over many clips: blocks of 16,384, sizes counted up to 255
@@ -238,7 +257,9 @@ def test_ssb_noise_is_uniform_and_as_wide_as_the_paper_says_and_that_of_sb_shuff
     apart = [int(share * width) for share in (0, 0, 0.25, 0.5, 0.75, 0.99) if share * width <= span]
     others = np.random.default_rng(1).integers(0, span, 30_000, endpoint=True)
     lengths = 7 + np.concatenate([np.repeat(apart, n), others, [0, span]])
-    order = plan_batches(lengths, "SSB" if lrf else "SB", lrf=lrf, **IN_ORDER).order
+    order = plan_batches(
+        lengths, "SSB" if lrf else "SB", lrf=lrf, longest_first=False, **IN_ORDER
+    ).order
     goes_back = (np.maximum.accumulate(lengths[order]) - lengths[order]).max()
     assert 0.9 * min(lrf, 1) * span <= goes_back <= lrf * span
     for k, d in enumerate(apart[1:], 1):
@@ -343,7 +364,7 @@ REFUSED = [  # lengths, arguments, and how the message starts
     ([4], {"bucketsize": 1}, "unknown argument 'bucketsize'; did you mean 'bucket_size'?"),
     ([4], {"dynamic": 1}, "unknown argument 'dynamic'; did you mean 'dynamic_batch_size'?"),
     ([4], {"batch_randomisation": 1}, ".* did you mean 'batch_randomization'?"),
-    ([4], {"xyz": 1}, "unknown argument 'xyz'; use one of .*strategy, .*, drop_last, lrf, "),
+    ([4], {"xyz": 1}, "unknown argument 'xyz'; use one of .*strategy, .*, longest_first, lrf, "),
 ]
 
 
@@ -435,7 +456,7 @@ def check_resuming(
     sampler.set_epoch(epoch)
     drawn = [batch for batch, _ in zip(load(sampler), range(stop), strict=False)]
     state = sampler.state_dict(stop)
-    assert state == {"epoch": epoch, "batch": stop}
+    assert (state["epoch"], state["batch"]) == (epoch, stop)
     assert list(sampler) == following, "the next iteration is the next epoch"
     sampler.set_epoch(epoch)
     assert list(sampler) == whole, "an epoch that is set starts again"
@@ -446,14 +467,17 @@ def check_resuming(
     loader = load(resumed)
     assert len(loader) == len(whole) - stop
     assert drawn + list(loader) == whole
-    assert resumed.state_dict() == {"epoch": epoch, "batch": len(whole)}
+    assert resumed.state_dict() == {**state, "batch": len(whole)}
     assert list(loader) == following
     resumed.load_state_dict(state)
     for e, wanted in ((epoch + 1, following), (epoch, whole)):
         resumed.set_epoch(e)
         assert len(loader) == len(wanted) and list(loader) == wanted
-    with pytest.raises(ValueError, match=f"^batch 9999 of epoch {epoch}: .* of other lengths"):
-        resumed.load_state_dict({"epoch": epoch, "batch": 9999})
+    with pytest.raises(ValueError, match=f"^batch=9999: epoch {epoch} has {len(whole)} batches"):
+        resumed.start_at(epoch, 9999)
+    other = EpochBatchSampler([*lengths, max(lengths)], **settings)
+    with pytest.raises(ValueError, match=rf"^the state after batch {stop} of .* of other lengths"):
+        other.load_state_dict(state)
 
 
 @law
@@ -518,7 +542,7 @@ def test_replicas_share_an_epoch_in_equally_many_steps(case, n):
         assert len(sampler) == len(steps) and sampler.n_repeated == steps.size - len(plan)
         batches = [plan[j].tolist() for j in steps[:, rank]]
         assert list(sampler) == batches
-        sampler.load_state_dict({"epoch": epoch, "batch": len(batches) // 2})
+        sampler.start_at(epoch, len(batches) // 2)
         left = batches[len(batches) // 2 :]
         assert len(sampler) == len(left) and list(sampler) == left and len(sampler) == len(left)
 
@@ -606,7 +630,7 @@ def test_nothing_is_noted_of_settings_that_work(monkeypatch):
 
 
 def test_so_few_clips_that_no_value_pads_like_ssb():
-    said = note("BKT", 20, lrf=0.0)
+    said = note("ATS", 20, lrf=0.0)
     assert said.endswith("; with so few clips no value pads as little as SSB with lrf=0")
 
 

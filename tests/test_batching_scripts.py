@@ -73,13 +73,13 @@ def test_the_table_and_the_pictures_are_of_the_plans(call, monkeypatch):
             mean, sd = np.mean(values), np.std(values, ddof=1)
             assert f" | {mean:,.{digits}f} ± {sd:,.{digits}f} |" in line
 
-    assert "48 clips at random; batches of 4, LRF 0.2, buckets of 12, 4 bins" in texts["strategies"]
+    assert "48 clips at random; batches of 4, buckets of 12, 4 bins, LRF 0.2" in texts["strategies"]
     example = lengths.subset(LENGTHS, 48, 0)
     for name, content in (("figure1", "batches of 8"), ("figure3", "base batch size 8")):
-        plan = plan_batches(example, "SSB", 8, name == "figure3", False, lrf=0.2)
+        plan = plan_batches(example, "SSB", 8, name == "figure3", False, lrf=0.15)  # the paper's
         epoch = batch_statistics(example, plan)
         text = f"ZPR {epoch.zpr:.1%}, ABL {epoch.abl:.0f}, {epoch.n_batches} batches"
-        assert {text, f"48 clips at random; {content}, LRF 0.2"} <= texts[name]
+        assert {text, f"48 clips at random; {content}, LRF 0.15"} <= texts[name]
 
 
 @pytest.mark.filterwarnings("error")
@@ -127,6 +127,7 @@ def test_git_ignores_the_lists_that_are_made_by_default_and_no_other(tmp_path):
     made = {HParams.training_files, HParams.validation_files}
     made |= set(re.findall(r"filelists/\w+\.txt", (ROOT / "scripts/demo.sh").read_text()))
     others = ["filelists/mine.txt", "filelists/mine_train.txt", "filelists/ljspeech_lengths.csv"]
+    others += [f"filelists/ljspeech_{part}_ids.txt" for part in ("train", "val")]
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     shutil.copy(ROOT / ".gitignore", tmp_path)
     command = ["git", "-C", tmp_path, "check-ignore", *made, *others]
@@ -198,13 +199,18 @@ def test_lengths_of_a_folder_are_those_of_its_audio(tmp_path):
     [
         (LENGTHS, "Recommended: SSB with DBS and BR, lrf=0.1"),
         (np.full(100, 70), "Recommended: RAND, random batches. They are only 0.0% padding"),
-        (np.append(LENGTHS, 9000), "split_long() cuts such clips, or give capacity="),
+        (
+            np.append(LENGTHS, 9000),
+            # What it costs comes before what it saves.
+            r"An epoch has \d\d% fewer updates, \d+ instead of \d+: .* split_long\(\) cuts such "
+            r"clips, or give capacity=.* It should save \d\d% of an epoch's time",
+        ),
     ],
 )
 def test_what_is_recommended(call, monkeypatch, clips, said):
     monkeypatch.setattr(plot_batching, "draw_all", lambda *_: None)
     np.savetxt("lengths.txt", clips, "%d")
-    assert said in call(plot_batching.main, "lengths.txt", "--seeds=2", "--batch_size=4")
+    assert re.search(said, call(plot_batching.main, "lengths.txt", "--seeds=2", "--batch_size=4"))
 
 
 def test_a_wanted_padding_chooses_the_parameters(call, monkeypatch):
@@ -213,8 +219,9 @@ def test_a_wanted_padding_chooses_the_parameters(call, monkeypatch):
     options = "--seeds=2", "--batch_size=8", "--target_zpr=0.1"
     out = call(plot_batching.main, "lengths.txt", *options)
     for strategy, setting in (("SSB", "LRF {}"), ("BKT", "bucket size {}"), ("ATS", "{} bins")):
-        value = solve_randomness(LENGTHS, strategy, 0.1, batch_size=8)
+        value = solve_randomness(LENGTHS, strategy, 0.1, batch_size=8, dynamic_batch_size=True)
         assert f"| {strategy} | {setting.format(f'{value:g}')} | " in out
+    assert 9 < float(re.search(r"Its batches are ([\d.]+)% padding", out)[1]) < 11
 
 
 def test_every_wrong_line_is_named_up_to_twenty(tmp_path):
@@ -225,15 +232,6 @@ def test_every_wrong_line_is_named_up_to_twenty(tmp_path):
         lengths.read_lengths(path)
     numbers = [int(number) for number in re.findall(r"csv:(\d+): ", str(caught.value))]
     assert numbers == [*range(4, 30, 3), *range(32, 43)]  # the tenth has two lines
-
-
-def test_lengths_of_filelists_are_their_clips_frames(call, corpus, monkeypatch):
-    monkeypatch.setattr(plot_batching, "EXAMPLE_CLIPS", 12)
-    monkeypatch.setattr(plot_batching, "draw_all", lambda lengths, _: print(lengths.tolist()))
-    filelists, options = f"{corpus}/train.txt+{corpus}/val.txt", ["--data_dir", corpus]
-    out = call(plot_batching.main, "--filelist", filelists, *options, "--hop_length=256")
-    n_samples = [soundfile.info(corpus / f"{i}.wav").frames for i in range(12)]
-    assert str([n // 256 + 1 for n in n_samples]) in out
 
 
 @pytest.mark.parametrize(
@@ -255,14 +253,12 @@ def test_lengths_of_filelists_are_their_clips_frames(call, corpus, monkeypatch):
         ("", "missing", "missing: No such file or directory; give a file of lengths or a folder"),
         ('{"duration": 5}\n{"duration": 6\n', "", "CSV or JSON (line 2 is no JSON object)"),
         ("-5\n" * 50, "", "has no column of whole numbers; write one length a line"),
-        ("5\n" * 50, "--data_dir=x", "--data_dir x: is for --filelist; leave it out"),
         ("", "binary", "binary: cannot be read as text, CSV or JSON ("),
         ('{"duration": 5}\n[6]\n', "", "CSV or JSON (number 2 is no JSON object)"),
         ('{"duration": 5}\n{"n": 6}\n', "", "lengths.csv:2: ',6': give 2 columns, with seconds"),
         ("a 5.5\nb 0.0\n", "", "lengths.csv:2: 'b,0.0': give 2 columns, with seconds, above 0, in"),
         ("", "empty", "empty: has no audio (.aiff, .flac, .mp3, "),
         ("5\n6\n" * 50, "--target_zpr=0.5", "--target_zpr=0.5: SSB gives 0.0"),
-        ("", "--filelist=missing", "filelist 'missing': "),
     ],
 )
 def test_bad_lengths_and_options_are_refused(call, text, options, message):

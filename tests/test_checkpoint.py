@@ -1,8 +1,13 @@
 """Checkpoints, and the folder that holds them."""
 
+import errno
+import multiprocessing
 import os
 import pickle
+import signal
+import tempfile
 import threading
+import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,6 +17,7 @@ import torch
 import checkpoint
 from checkpoint import Progress, checkpoints, load_checkpoint, load_newest, save_checkpoint
 from cli import UserError
+from files import locked, make_folder
 
 
 def save(folder: Path, step: int) -> Path:
@@ -60,6 +66,19 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [(errno.EROFS, "allow writing, or use another"), (errno.ENOSPC, "use another")],
+)
+def test_a_folder_that_cannot_be_written_is_said_with_what_helps(
+    tmp_path, monkeypatch, number, fix
+):
+    error = OSError(number, "so it is")
+    monkeypatch.setattr(tempfile, "TemporaryFile", Mock(side_effect=error))
+    with pytest.raises(UserError, match=rf"{tmp_path}: cannot be written \(so it is\); {fix}$"):
+        make_folder(tmp_path, "use another")
+
+
 def test_the_newest_undamaged_checkpoint_is_used_or_the_best(tmp_path, capsys):
     assert load_newest(tmp_path) == (None, {})
     best = save(tmp_path, 3).rename(tmp_path / "checkpoint_best.pt")
@@ -78,6 +97,37 @@ def test_the_newest_undamaged_checkpoint_is_used_or_the_best(tmp_path, capsys):
     with pytest.raises(UserError, match=r"every checkpoint is damaged; give another -o$") as error:
         load_newest(tmp_path)
     assert str(error.value).count("\n") == 5  # a line for each, and the fix
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    """Not when the process opens and closes the file once more, and not later, when a child of a
+    killed process is still there."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+
+    def lock():
+        with locked(tmp_path, "use another"):
+            pass
+
+    def lock_and_leave_a_child():
+        with locked(tmp_path):
+            child = fork.Process(target=time.sleep, args=[100])
+            child.start()
+            theirs.send(child.pid)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with locked(tmp_path):
+        (tmp_path / "lock").read_bytes()
+        other = fork.Process(target=lock)
+        other.start()
+        other.join()
+        assert other.exitcode == 1
+    killed = fork.Process(target=lock_and_leave_a_child)
+    killed.start()
+    child = ours.recv()
+    killed.join()
+    lock()
+    os.kill(child, signal.SIGKILL)  # it was there
 
 
 @pytest.mark.parametrize("link", [os.link, Mock(side_effect=PermissionError)])

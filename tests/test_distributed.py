@@ -108,14 +108,14 @@ def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     statuses, output, _ = processes(3, whole, settings)
     assert statuses == {0}, output
-    assert "training on 3 x CPU" in output and output.count("epoch 1: validation loss") == 1
+    assert "training on 3 x CPU" in output and output.count("epoch 2: validation loss") == 1
 
     fault = "os.kill(os.getpid(), signal.SIGTERM)"
     statuses, output, errors = processes(3, broken, settings, fault=fault)
     assert (statuses, errors) == ({143}, [])
-    stopped = r"^SIGTERM: saved \S+ in epoch 1, after 1 batches; --resume continues from there$"
+    stopped = r"^SIGTERM: saved \S+ after 1 epochs and 1 batches; --resume continues from there$"
     assert len(re.findall(stopped, output, re.M)) == 1, output
-    with pytest.raises(UserError, match="by 3 processes within epoch 1, now there are 1; use"):
+    with pytest.raises(UserError, match="by 3 processes within epoch 2, now there are 1; use"):
         run("broken", "", "--resume")
     statuses, output, _ = processes(3, broken, "", "--resume")
     assert statuses == {0}, output

@@ -1,7 +1,9 @@
 """What must be installed."""
 
+import ast
 import importlib.metadata
 import re
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,6 +20,20 @@ def imported(*patterns: str) -> set[str]:
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         modules |= set(re.findall(r"^ *(?:import|from) (\w+)", path.read_text(), re.M))
     return {package for module in modules for package in packages.get(module, ())}
+
+
+def test_a_file_imports_only_from_files_below_it():
+    """In the order of CONTRIBUTING.md's table, which has every file that is not a test."""
+    table = re.findall(r"^\| `([\w.]+)/?` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    rank = {name.removesuffix(".py"): place for place, name in enumerate(table)}
+    for path in chain(ROOT.glob("*.py"), *(ROOT.glob(f"{name}/**/*.py") for name in table)):
+        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                imported = name.partition(".")[0]
+                assert imported not in rank or rank[room] <= rank[imported], f"{path} {name}"
 
 
 def test_requirements_list_what_is_imported_and_nothing_else():

@@ -1,7 +1,7 @@
 """The examples train with other people's trainers, and assert that every epoch has new batches."""
 
 import importlib.util
-import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,21 +9,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+LAUNCHERS = {"python": "", "torchrun": "-m torch.distributed.run"}
 
 
-@pytest.mark.parametrize(
-    ("library", "launcher"), [("accelerate", LAUNCHER), ("lightning", []), ("transformers", [])]
-)
-def test_an_example_runs(tmp_path, library, launcher):
+@pytest.mark.parametrize("library", ["accelerate", "lightning", "transformers"])
+def test_an_example_runs_as_its_header_says(library):
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    script = ROOT / "examples" / f"with_{library}.py"
-    assert len(script.read_text().splitlines()) <= 30
+    text = (ROOT / "examples" / f"with_{library}.py").read_text()
+    path, launcher, command = re.search("^    (PYTHONPATH=.*?) (\\w+) (.*)", text, re.M).groups()
     done = subprocess.run(
-        [sys.executable, *launcher, script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        f"{path} {sys.executable} {LAUNCHERS[launcher]} {command}",
+        shell=True,
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )

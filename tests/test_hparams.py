@@ -24,7 +24,7 @@ TEXT = st.text(st.characters(codec="utf-8"))
 
 
 def test_the_presets_are_the_paper_and_nvidia():
-    for preset, frames in ((None, (276, 1102, 2048)), ("nvidia", (256, 1024, 1024))):
+    for preset, frames in ((None, (276, 1103, 2048)), ("nvidia", (256, 1024, 1024))):
         hparams = create_hparams(preset=preset)
         assert (hparams.hop_length, hparams.win_length, hparams.filter_length) == frames
         assert hparams.sampling_rate == 22050
@@ -42,6 +42,13 @@ def test_values_as_users_write_them():
     values |= {"mel_cache_dir": "x y=z", "training_files": "x seed=y"}
     assert create_hparams(overrides) == HParams(**values, ignore_layers=("a.weight", "b"))
     assert type(create_hparams(overrides).learning_rate) is float
+
+
+def test_a_later_value_wins_with_one_note(capsys):
+    for _ in range(2):
+        assert create_hparams("epochs=3,lrf=0.2,epochs=12").epochs == 12
+    note = "note: --hparams: setting 'epochs' is given twice; 12 is used\n"
+    assert capsys.readouterr().out == note
 
 
 AWKWARD = " ,;='\"\\[]()äß\u0301\u200cज"
@@ -104,7 +111,7 @@ REFUSED = {
     "learning_rate=1e300": "learning_rate=1e+300: use a number up to 1e6",
     "seed=99999999999999999999": "use a whole number below 2**31",
     "batch_size": "'batch_size' is not name=value",
-    "seed=1,seed=2": "'seed' is given twice",
+    "lr=1e-3": "unknown setting 'lr'; did you mean 'learning_rate'?",
     "data_dir='x": "unbalanced quotes",
     "data_dir=x\ny": "has a line break or the like; leave it out",
     "seed=1,data_dir=x training_files=y,epochs=2": (
@@ -118,7 +125,7 @@ REFUSED = {
     "symbols='a\\n'": r"setting symbols: '\n' (U+000A) is a control character",
     "symbols='a\"": "unbalanced quotes",
     "precision=fp16": "use one of fp32, tf32, bf16",
-    "hop_length=4000": "hop_length=4000: use at most win_length=1102",
+    "hop_length=4000": "hop_length=4000: use at most win_length=1103",
     "mel_fmax=12000": "mel_fmax=12000.0: use a value above mel_fmin=0.0 up to",
     "encoder_kernel_size=4": "use an odd number",
     "batch_capacity=9000,dynamic_batch_size=False": "set dynamic_batch_size=True",

@@ -10,7 +10,8 @@ import soundfile
 from conftest import TINY, write_tone
 
 from cli import UserError
-from clips import load_clips
+from clips import load_clips, report_unknown_characters
+from data_utils import load_data
 from hparams import create_hparams
 from scripts import prepare_corpus, synthesize
 from scripts.make_demo_corpus import Engine
@@ -44,11 +45,11 @@ def write_texts(*texts):
 def test_german_is_prepared_trained_and_spoken(run, capsys):
     texts = "Grüß Gott!", "Öl, süß.", "Wo ist Jörg?", "Über Äpfel", "Die Tür", "Käse"
     engine = Engine("de")
-    Path("de/book").mkdir(parents=True)  # in CSS10's layout
+    Path("de").mkdir()
     for i, text in enumerate(texts):
-        soundfile.write(f"de/book/{i}.wav", engine.say(text, 200), 22050)
-    lines = "".join(f"book/{i}.wav|{text}|{text}|1.00\n" for i, text in enumerate(texts))
-    Path("de/transcript.txt").write_text(lines, encoding="utf-8")
+        soundfile.write(f"de/{i}.flac", engine.say(text, 200), 22050)
+    lines = "".join(f"{i}|{text}\n" for i, text in enumerate(texts))
+    Path("de/metadata.csv").write_text(lines, encoding="utf-8")
 
     prepare("de", "de")
     settings = settings_in(capsys.readouterr().out)
@@ -71,9 +72,10 @@ def test_the_alphabet_of_a_corpus_has_all_that_its_texts_have(capsys):
     prepare()
     assert SYMBOLS.read_text(encoding="utf-8") == " ,12«»адежмоё@\n"
     printed = capsys.readouterr().out
-    assert "note: c/metadata.csv:2: '1' (U+0031) is used 1 time in all texts; is it" in printed
+    assert "note: c/metadata.csv:2: the text has digits; spell numbers out\n" in printed
+    assert "'1' (U+0031)" not in printed
     assert "note: c/metadata.csv:1: 'м' (U+043C) is used 3 times in all texts; is it" in printed
-    assert "'ж' (U" not in printed and "'_'" not in printed
+    assert "'ж' (U" not in printed
     hparams = create_hparams(settings_in(printed))
     clips = load_clips(f"{hparams.training_files}+{hparams.validation_files}", hparams)
     lengths = {clip.text: len(clip.ids) for clip in clips}
@@ -87,6 +89,21 @@ def test_the_alphabet_of_a_corpus_has_all_that_its_texts_have(capsys):
         UserError, match=r"x_symbols\.txt: already has 3 symbols, .* 14 \(1 in both"
     ):
         prepare()
+
+
+def test_letters_written_in_ascii_and_digits_left_out_are_noted(capsys):
+    write_texts("Plain", "Straße über Äpfel", "Käse", "1984")
+    prepare_corpus.main(["c", "--name", "x"])
+    note = "note: c/metadata.csv:2: english_cleaners write 'ß' as 'ss' (in 2 texts); for a language"
+    hparams = create_hparams(settings_in(printed := capsys.readouterr().out))
+    assert printed.splitlines()[1].startswith(note) and printed.count("note: ") == 1
+    load_data(hparams)  # as training does
+    assert "english_cleaners write 'ß' as 'ss' (in 2 texts)" in capsys.readouterr().out
+    hparams = create_hparams("text_cleaners=basic_cleaners,symbols=' abcß'")
+    report_unknown_characters([("F:1", "ab ß"), ("F:2", "a 1984"), ("F:3", "5 b")], hparams)
+    assert capsys.readouterr().out == (
+        "note: F:2: digits '1489' have no symbol and are left out (in 2 texts); spell numbers out\n"
+    )
 
 
 def test_many_rare_characters_are_counted(capsys):

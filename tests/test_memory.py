@@ -17,7 +17,7 @@ from benchmarks import soak
 from checkpoint import load_newest
 from cli import UserError
 from clips import Clip
-from data_utils import training_sampler
+from data_utils import MelDataset, training_sampler
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from scripts import find_batch_capacity
@@ -82,8 +82,20 @@ def test_out_of_memory_shows_at_once_and_says_what_to_set(
     message = rf"^a batch of \d clips, up to \d+ frames and \d+ symbols long, needs more .*; {fix}"
     with pytest.raises(UserError, match=message):
         run("run", settings + "epochs=1," + change)
-    with pytest.raises(UserError, match=r"^epoch 0, batch \d: a batch of .*; free memory on"):
+    with pytest.raises(UserError, match=r"^epoch 1, batch \d: a batch of .*; free memory on"):
         run("run", settings + "epochs=1,check_memory=False," + change)
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "fix"), [(False, r"batch_size=1 \(now 16\)"), (True, r"seconds=11 \(now 160\)")]
+)
+def test_the_trial_tries_one_clip_too(monkeypatch, dynamic, fix):
+    monkeypatch.setattr(memory, "fits", lambda *arguments: len(arguments[-1]) == 1)
+    clips = [Clip("", "", [0], 799, "", ())] * 16  # of 10.001 seconds
+    dataset = MelDataset(clips, lambda clip: np.zeros((799, 10), np.float32))
+    hparams = create_hparams(f"dynamic_batch_size={dynamic}")
+    with pytest.raises(UserError, match=fix):
+        memory.try_batches(build(), None, None, dataset, [range(16)], set(), hparams, Mock())
 
 
 def test_a_run_does_not_die_of_a_kernel_that_fails_in_the_trial(monkeypatch, capsys):
@@ -145,7 +157,7 @@ def test_the_search_tries_until_all_fits_or_nothing_does(corpus, settings, monke
     assert "GiB" not in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("most", [79, 80, 133, 190])
+@pytest.mark.parametrize("most", [79, 80, 133, 190, 300])
 def test_the_search_finds_the_most(settings, monkeypatch, capsys, most):
     fits = Mock(side_effect=lambda capacity, *_: capacity <= most)
     monkeypatch.setattr(memory, "_capacity_fits", fits)

@@ -21,6 +21,7 @@ from cli import UserError
 from hparams import HParams
 from scripts import prepare_ljspeech as prepare
 
+SPLIT, ID_LISTS = Path(prepare.__file__).resolve().parents[1] / "filelists", prepare.ID_LISTS
 CORPUS, ARCHIVE = Path("data/LJSpeech-1.1"), Path("data/LJSpeech-1.1.tar.bz2")
 
 
@@ -37,6 +38,9 @@ def corpus(tmp_path, monkeypatch):
     """``c`` in the current folder."""
     monkeypatch.chdir(tmp_path)
     make_corpus("c")
+    monkeypatch.setattr(prepare, "ID_LISTS", [Path("c/train_ids.txt"), Path("c/val_ids.txt")])
+    for id_list, ids in zip(prepare.ID_LISTS, ("023457", "16"), strict=True):
+        id_list.write_text("".join(f"C-{i}\n" for i in ids))
 
 
 def make_archive(monkeypatch, *members):
@@ -111,13 +115,34 @@ def test_download_extracts_checks_and_writes_the_lists(server, capsys):
     assert printed_settings(capsys) == f"data_dir={CORPUS}"  # the others are the defaults
     names = HParams.training_files, HParams.validation_files
     train, val = (Path(name).read_text().splitlines() for name in names)
-    assert (len(train), len(val)) == (6, 2)
-    assert sorted(train + val) == [f'wavs/C-{i}.wav|number {i} "as read.' for i in range(8)]
+    assert train == [f'wavs/C-{i}.wav|number {i} "as read.' for i in (0, 2, 3, 4, 5, 7)]
+    assert val == [f'wavs/C-{i}.wav|number {i} "as read.' for i in (1, 6)]
     ARCHIVE.unlink()  # the next run finds the corpus
     call("--data_dir data")
     assert server.requests == 1
     (CORPUS / "metadata.csv").unlink()
     assert "has no metadata.csv; remove or rename it" in refusal("--data_dir data")[0]
+
+
+def test_the_split_is_that_of_every_version():
+    """80:20, by a hash of each ID: drawn once, and since then a list."""
+    lists = [SPLIT / f"ljspeech_{part}_ids.txt" for part in ("train", "val")]
+    assert lists == ID_LISTS
+    train, val = (path.read_text().splitlines() for path in lists)
+    ids = sorted(train + val)
+    assert len(set(ids)) == 13_100 and train == sorted(train) and val == sorted(val)
+    ranked = sorted(ids, key=lambda name: sha256(f"0 {name}".encode()).digest())
+    assert sorted(ranked[:10_480]) == train
+
+
+def test_a_corpus_without_some_of_the_clips_is_refused(capsys):
+    shutil.copytree("c", CORPUS)
+    metadata = CORPUS / "metadata.csv"
+    metadata.write_text("".join(metadata.read_text().splitlines(keepends=True)[:3]))
+    (line,) = refusal("--data_dir data")
+    fix = "rename or remove it and run again"
+    assert line == f"{CORPUS}: lacks C-3 and 3 more of train_ids.txt; {fix}"
+    assert not Path("filelists").exists()
 
 
 @pytest.mark.parametrize(
@@ -180,8 +205,7 @@ def test_an_archive_that_reaches_out_is_refused(server, monkeypatch, name):
     ("command", "message"),
     [
         ("", "the following arguments are required: --data_dir"),
-        ("--data_dir data --name a+b", "--name a+b: use letters"),
-        ("--data_dir data --train_fraction 1", "--train_fraction 1.0: use a value"),
+        ("--data_dir data --seed 1", "unrecognized arguments: --seed 1"),
         ("--data_dir c/metadata.csv", "c/metadata.csv: cannot be written"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import multiprocessing
 import os
 import random
@@ -19,7 +20,7 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 import torch
-from conftest import Forked, records
+from conftest import Forked, records, write_tone
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_post_hook as after_each_step
 
@@ -32,9 +33,10 @@ from benchmarks import soak
 from checkpoint import checkpoints, load_checkpoint, load_newest
 from cli import UserError
 from logger import RunLogger, Sample
+from scripts import compare_runs
 
 ROOT = Path(__file__).resolve().parent.parent
-OLD_RUN = ROOT / "tests" / "old_run"
+TRAINED = str(ROOT / "tests/old_run/checkpoint_00000003.pt")
 EVERY_BATCH = "checkpoint_minutes=1e-9,"
 KILL = {"side_effect": KeyboardInterrupt}  # which nothing here handles
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
@@ -188,7 +190,7 @@ def test_what_makes_another_run_is_refused_and_changes_nothing(
     assert run("by -c", "epochs=1", "-c", str(path)) == 0
     printed = capsys.readouterr().out
     assert f"note: {path}: settings that this version does not know: new\n" in printed
-    assert f"note: {path}: has weights but no training state; starting at epoch 0\n" in printed
+    assert f"note: {path}: has weights but no training state; starting at epoch 1\n" in printed
 
     torch.save(state, path)
     for content in (b'{"event": "step"', b""):
@@ -197,7 +199,22 @@ def test_what_makes_another_run_is_refused_and_changes_nothing(
             run("run", "epochs=3", "--resume")
 
 
-@pytest.mark.parametrize("options", [(), ("-c", str(OLD_RUN / "checkpoint_00000003.pt"))])
+def test_a_clip_that_changed_is_named(tmp_path, corpus, settings, run):
+    run("run", settings + "epochs=1")
+    names = (corpus / "train.txt").read_text()
+    (corpus / "train.txt").write_text(names.replace("2.wav|three", "2.wav|four"))
+    changed = r"order than now: \S+/train\.txt:3: \S+/2\.wav has another text; restore what it was"
+    with pytest.raises(UserError, match=changed):
+        run("run", "epochs=2", "--resume")
+    (corpus / "train.txt").write_text(names)
+    for i in (3, 6):
+        write_tone(corpus / f"{i}.wav", 0.2)
+    changed = r"txt:4: \S+/3\.wav has 16 frames, and had 17 \(and 1 more differ\); restore"
+    with pytest.raises(UserError, match=changed):
+        run("run", "epochs=2", "--resume")
+
+
+@pytest.mark.parametrize("options", [(), ("-c", TRAINED)])
 @pytest.mark.parametrize("moment", [(memory, "try_batches"), (RunLogger, "log"), (os, "link")])
 def test_killed_before_its_second_checkpoint_it_is_resumed_with_its_settings(
     tmp_path, settings, run, moment, options
@@ -231,18 +248,29 @@ def test_killed_before_its_first_step_it_may_be_started_anew(tmp_path, settings,
     soak.assert_same_run(tmp_path / "run", tmp_path / "other")
 
 
-def test_a_run_of_an_older_version_is_resumed(tmp_path, settings, run):
-    """Its version had fewer settings. Those that a checkpoint lacks are the defaults."""
-    run("now", settings + "epochs=2")
-    shutil.copytree(OLD_RUN, tmp_path / "old")
-    (path,) = checkpoints(tmp_path / "old")
-    state = load_checkpoint(path)
-    for name in ("lrf", "precision", "checkpoint_minutes"):
-        del state["hparams"][name]
-    torch.save(state, path)
-    assert run("old", settings + "epochs=2", "--resume") == 0
-    losses = [[line["loss"] for line in records(tmp_path / n, "step")] for n in ("now", "old")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)  # other machines round otherwise
+def test_records_are_never_begun_anew(tmp_path, settings, run, capsys):
+    """Deleting a run's checkpoints makes room. Its command, given again, changes no record."""
+    output, settings = tmp_path / "run", settings + "epochs_per_validation=9,"
+    run("run", settings + "epochs=2")
+    for path in output.glob("*.pt"):
+        path.unlink()
+    before = {path: path.read_bytes() for path in output.rglob("*.*")}
+    assert run("run", settings + "epochs=2", "--resume") == 0
+    assert capsys.readouterr().out.endswith("run/metrics.jsonl: all 2 epochs are done\n")
+    has_no_checkpoint = r"has the records of a run \(2 epochs\), but no checkpoint to go on from"
+    for change, options, message in (
+        ("epochs=3", ["--resume"], has_no_checkpoint),
+        ("epochs=2,seed=1", ["--resume"], "seed is 0 in the run, 1 in this call; leave them out"),
+        ("epochs=2", [], "run: holds a run; --resume it, or give another -o"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run("run", settings + change, *options)
+    first = output / "checkpoint_00000000.pt"  # saved before any step; the others were deleted
+    first.touch()
+    with pytest.raises(UserError, match="run: holds a run; --resume it, or give another -o"):
+        run("run", settings)
+    first.unlink()
+    assert {path: path.read_bytes() for path in output.rglob("*.*")} == before
 
 
 # Ends
@@ -308,7 +336,7 @@ def test_a_signal_to_all_finishes_the_batch_and_saves(tmp_path, settings, run, n
         + "epochs=5000,epochs_per_validation=5000"
     )
     process = Forked("train.py", "-o", output, "--hparams", workers)
-    assert any(line.startswith("epoch 4: training loss") for line in process.stdout)
+    assert any(line.startswith("epoch 5: training loss") for line in process.stdout)
     held = f"{output}: in use by process {process.pid}; wait for its end, or give another -o"
     with pytest.raises(UserError, match=held):
         run("run", "", "--resume")
@@ -317,7 +345,7 @@ def test_a_signal_to_all_finishes_the_batch_and_saves(tmp_path, settings, run, n
     assert process.returncode == 128 + number
     assert errors == f"{number.name}: saving, then stopping\n"
     saved = progress(output)
-    assert f"{number.name}: saved {checkpoints(output)[0]} in epoch {saved['epoch']}" in printed
+    assert f"{number.name}: saved {checkpoints(output)[0]} after {saved['epoch']} epochs" in printed
     assert saved["step"] == records(output, "step")[-1]["step"] and saved["epoch"] > 4
     assert saved["metrics_size"] == (output / "metrics.jsonl").stat().st_size
 
@@ -485,8 +513,8 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_clips_are_named(
     indices = [batches[number].indices for number in bad_mels]
     clips = [[f"{tmp_path}/train.txt:{i + 1}" for i in batch] for batch in indices]
     assert [line["clips"] for line in bad] == clips
-    assert f"warning: epoch 0, batch 2: loss nan, gradient nan, in {clips[0][0]}" in printed
-    last = f"epoch 2, batch 2: loss nan, gradient nan, in {', '.join(clips[4])}"
+    assert f"warning: epoch 1, batch 3: loss nan, gradient nan, in {clips[0][0]}" in printed
+    last = f"epoch 3, batch 3: loss nan, gradient nan, in {', '.join(clips[4])}"
     assert str(error.value).startswith(f"{last}; that is 3 steps in a row")
     assert [line["skipped_steps"] for line in records(output, "epoch")] == [1, 1]
     path, state = load_newest(output)
@@ -495,6 +523,31 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_clips_are_named(
     assert state["state_dict"]["postnet.convolutions.0.1.num_batches_tracked"] == 4  # of 6
     tags = EventAccumulator(str(output)).Reload().Tags()
     assert "training/bad_step/text_summary" in tags["tensors"]
+
+
+def test_an_epoch_without_a_step_has_no_loss(tmp_path, settings, run, monkeypatch, capsys):
+    """Its records are JSON, and are read."""
+
+    def spoil(items):
+        batch = collate(items)
+        batch.mel[0, 0, 0] *= np.nan
+        return batch
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    collate, output = data_utils.collate, tmp_path / "run"
+    monkeypatch.setattr(data_utils, "collate", spoil)
+    run("run", settings + "epochs=1,check_memory=False")
+    for line in (output / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    assert [record["training_loss"] for record in records(output, "epoch")] == [None]
+    assert [record["masked_loss"] for record in records(output, "validation")] == [None]
+    assert np.isnan(EventAccumulator(str(output)).Reload().Scalars("epoch/training_loss")[0].value)
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["compare_runs.py", str(output)])
+    compare_runs.main()
+    assert capsys.readouterr().out.endswith(" nan |    nan |       nan |\n")
 
 
 def test_a_validation_that_is_not_finite_or_a_collapse_is_said(

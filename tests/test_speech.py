@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -140,11 +141,14 @@ def test_a_text_with_dollars_is_a_title_as_it_is():
 def evaluated(settings, corpus, tmp_path, capsys):
     """Evaluate checkpoints on the corpus's validation set: the printed lines and the results."""
 
-    def call(*options, checkpoints=(TRAINED,)):
+    def call(*options, checkpoints=(TRAINED,), changes=""):
         output = ["-o", f"{tmp_path}/out/result", "--hparams"]
         data = ",".join(s for s in settings.split(",") if "data_dir" in s or "cache_dir" in s)
         lists = ["--filelist", f"{corpus}/val.txt"]
-        evaluate.main(["-c", *map(str, checkpoints), *lists, *output, data, *options])
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        evaluate.main(
+            ["-c", *map(str, checkpoints), *lists, *output, f"{data},{changes}", *options]
+        )
         return capsys.readouterr().out, json.loads((tmp_path / "out/result.json").read_text())
 
     return call
@@ -173,7 +177,8 @@ def speak_targets(monkeypatch, change):
             n = targets[i].size(1)
             steps = torch.arange(n) * len(ids) // n
             alignment = torch.nn.functional.one_hot(steps, len(ids)).float()
-            yield i, Spoken(*change(targets[i], alignment, ids), True)
+            stopped = n < model.max_decoder_steps
+            yield i, Spoken(*change(targets[i], alignment, ids), stopped)
 
     targets = []
     original = evaluate.open_mels
@@ -191,8 +196,10 @@ def test_targets_are_judged_perfect_and_changed_ones_not(evaluated, corpus, monk
     wavs = [line.partition("|")[0] for line in (corpus / "val.txt").read_text().splitlines()]
     (corpus / "val.txt").write_text("".join(f"{wav}|these are tones\n" for wav in wavs))
     speak_targets(monkeypatch, lambda mel, alignment, ids: (mel, alignment))
-    _, [copied] = evaluated()
-    assert copied["distortion"] == copied["duration_error"] == copied["failed"] == 0
+    for changes in ("", "max_decoder_steps=9"):  # which all of the clips exceed
+        printed, [copied] = evaluated(changes=changes)
+        assert copied["distortion"] == copied["duration_error"] == copied["failed"] == 0
+        assert ("note: clips are longer than max_decoder_steps=9" in printed) == bool(changes)
 
     def late(mel, alignment, ids):
         return mel.repeat_interleave(2, 1), alignment.repeat_interleave(2, 0)
@@ -231,6 +238,8 @@ def test_it_says_which_checkpoint_speaks_best():
         evaluate.compare([a, result("c", 2, 20.0, 1, 1)])
         == "a has the lowest loss, and speaks best"
     )
+    failing = [result(name, 1, 100.0, 4) for name in "ab"]
+    assert evaluate.compare(failing).startswith("a has the lowest loss; none of them speaks")
 
 
 def test_numbers_are_printed_before_they_are_written(evaluated, monkeypatch, capsys):
@@ -253,6 +262,14 @@ def test_what_cannot_be_evaluated_is_refused(evaluated, corpus, tmp_path):
     save_checkpoint(other, state)
     with pytest.raises(UserError, match=r"other\.pt: has another validation set than .*own\.pt"):
         evaluated("--filelist", "", checkpoints=(tmp_path / "own.pt", other))
+    changes = ("batch_size", 8, "give --hparams batch_size="), ("hop_length", 256, "evaluate them")
+    for name, value, fix in changes:
+        state = load_checkpoint(TRAINED)
+        state["hparams"][name] = value
+        save_checkpoint(other, state)
+        with pytest.raises(UserError, match=rf"other\.pt: has {name}={value}, .*{fix}"):
+            evaluated(checkpoints=(TRAINED, other))
+    (tmp_path / "kept.csv").write_text("kept")
     (tmp_path / "bad.txt").write_text("\n".join([lines[0], "gone.wav|tone"]))
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -261,6 +278,7 @@ def test_what_cannot_be_evaluated_is_refused(evaluated, corpus, tmp_path):
         (["--filelist", f"{tmp_path}/none.txt"], r"none\.txt"),
         (["--hparams", "gate_threshold=2"], "gate_threshold"),
         (["-o", f"{blocked}/result"], "cannot be written"),
+        (["-o", f"{tmp_path}/kept"], r"kept\.csv: exists already; give another -o, or remove it"),
     ):
         with pytest.raises(UserError, match=message):
             evaluated(*options)

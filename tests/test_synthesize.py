@@ -30,11 +30,12 @@ TRAINED = Path(__file__).parent / "old_run" / "checkpoint_00000003.pt"  # by tra
 
 @pytest.fixture
 def speak(tmp_path, capsys):
-    """Call synthesize.py, which writes to tmp_path/speech; returns what it prints and its exit
+    """Call synthesize.py, which writes to tmp_path/speech anew; returns what it prints and its exit
     status."""
 
     def call(*arguments: str | Path) -> tuple[str, int]:
         status = 0
+        shutil.rmtree(tmp_path / "speech", ignore_errors=True)
         try:
             synthesize.main(["-o", f"{tmp_path}/speech", "-c", *map(str, arguments)])
         except SystemExit as ended:
@@ -59,7 +60,8 @@ def test_each_text_is_spoken(speak, tmp_path):
     assert printed.splitlines()[-1] == "2 of 2 never stopped: 1, 2"
     names = sorted(path.name for path in (tmp_path / "speech").iterdir())
     files = ["1.npy", "1.png", "1.wav", "2.npy", "2.png", "2.wav"]
-    assert names == [*files, "speech.json"]
+    assert names == [*files, "texts.txt"]
+    assert (tmp_path / "speech" / "texts.txt").read_text() == "1|One tone.\n2|2 tones!\n"
     assert np.load(tmp_path / "speech" / "1.npy").shape == (10, 20)
     samples, rate = soundfile.read(tmp_path / "speech" / "1.wav")
     assert rate == 22050 and len(samples) == 19 * 276
@@ -106,9 +108,8 @@ def test_texts_come_from_a_file_or_standard_input(speak, stopping, tmp_path, mon
     names = [line.partition(":")[0] for line in printed.splitlines()[1:-1]]
     assert names == [f"{tmp_path}/speech/{name}.flac" for name in ("first", "second", "3")]
     assert soundfile.info(names[0]).format == "FLAC"
-    speak(TRAINED, "-i", f"{tmp_path}/texts.txt", "--hparams", "max_decoder_steps=9")
-    suffixes = {path.suffix for path in (tmp_path / "speech").glob("first.*")}
-    assert suffixes == {".wav", ".npy", ".png"}  # the flac was of another mel
+    listed = tmp_path / "speech" / "texts.txt"
+    assert listed.read_text() == "first|One tone.\nsecond|2 tones!\n3|A third.\n"
     for options in ([], ["-i", "-"]):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one tone\n")))
         assert f"{tmp_path}/speech/1.wav" in speak(stopping, *options)[0]
@@ -216,22 +217,6 @@ def test_predicted_mels_are_those_of_validation(predict, corpus, settings, tmp_p
         assert np.array_equal(saved, mel[:, : clips[i].n_frames - 1])
 
 
-def test_prediction_goes_on_after_a_kill(predict, tmp_path, monkeypatch):
-    monkeypatch.setattr(synthesize, "BATCH_SIZE", 2)
-    predict()
-    folder = tmp_path / "speech"
-    whole = {path.name: path.read_bytes() for path in folder.glob("*.npy")}
-    removed = min(whole)
-    (folder / removed).unlink()
-    others = {path: path.stat().st_mtime_ns for path in folder.glob("*.npy")}
-    assert "1 batches of them new" in predict()
-    assert whole == {path.name: path.read_bytes() for path in folder.glob("*.npy")}
-    assert sum(path.stat().st_mtime_ns == time for path, time in others.items()) == 2
-    with pytest.raises(UserError, match=r"holds .*give another -o"):
-        predict("--seed", 1)
-    assert whole == {path.name: path.read_bytes() for path in folder.glob("*.npy")}
-
-
 def test_a_trained_model_loads_in_one_line():
     model, state = Tacotron2.from_checkpoint(str(TRAINED)), load_checkpoint(TRAINED)
     assert not model.training and model.hparams.prenet_dim == 8
@@ -293,21 +278,22 @@ def test_what_cannot_be_spoken_is_refused(speak, predict, corpus, tmp_path):
     assert not (tmp_path / "speech").exists()
 
 
-def test_nothing_of_others_is_overwritten(speak, predict, stopping, corpus, tmp_path):
-    folder = tmp_path / "speech"
-    folder.mkdir()
-    (folder / "1.wav").write_text("a recording")
-    with pytest.raises(UserError, match=r"speech: has a 1\.wav of its own; give another -o"):
-        speak(stopping, "One tone.")
-    assert [path.name for path in folder.iterdir()] == ["1.wav"]
-    assert (folder / "1.wav").read_text() == "a recording"
-    (folder / "1.wav").unlink()
-    speak(stopping, "One tone.")
-    with pytest.raises(UserError, match=r"holds .*speech.*give another -o"):
-        predict()
-    (folder / "speech.json").write_text("{someone's")
-    with pytest.raises(UserError, match=r"speech\.json: is not of this program; give another -o"):
-        speak(stopping, "One tone.")
+def test_a_folder_that_has_files_is_refused(settings, stopping, corpus, tmp_path, monkeypatch):
+    """By its relative name too; an empty one is not."""
+    monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
+    data = ",".join(s for s in settings.split(",") if "data_dir" in s or "cache_dir" in s)
+    for arguments in (["Hm."], ["--teacher_forced", f"{corpus}/val.txt"]):
+        command = ["-o", "out", "-c", str(stopping), "--hparams", data, *arguments]
+        synthesize.main(command)
+        before = {path: path.read_bytes() for path in Path("out").iterdir()}
+        with pytest.raises(UserError, match=r"^out: already has files, .*; give another -o$"):
+            synthesize.main(command)
+        assert before == {path: path.read_bytes() for path in Path("out").iterdir()}
+        shutil.rmtree("out")
+
+
+def test_clips_of_one_name_are_refused(predict, corpus):
     other = corpus / "other"
     other.mkdir()
     first = (corpus / "val.txt").read_text().partition("|")[0]
@@ -317,21 +303,6 @@ def test_nothing_of_others_is_overwritten(speak, predict, stopping, corpus, tmp_
     with pytest.raises(
         UserError, match=rf"val\.txt:\d: .* has a clip of the same name, {first[:-4]}"
     ):
-        predict()
-
-
-def test_a_mel_of_another_clip_of_that_name_is_refused(predict, corpus, tmp_path):
-    predict()
-    first = (corpus / "val.txt").read_text().partition("|")[0]
-    mel = tmp_path / "speech" / Path(first).with_suffix(".npy").name
-    before = mel.read_bytes()
-    samples, rate = soundfile.read(corpus / first)
-    soundfile.write(corpus / first, np.tile(samples, 2), rate)
-    with pytest.raises(UserError, match=rf"{mel.name}: has \d+ frames, but .* give another -o"):
-        predict()
-    assert mel.read_bytes() == before
-    mel.write_bytes(b"")
-    with pytest.raises(UserError, match=rf"{mel.name}: has 0 frames"):
         predict()
 
 
@@ -346,5 +317,5 @@ def test_a_full_disk_is_reported(speak, predict, stopping, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match=r"No space left.*speech\.json"):
+    with pytest.raises(OSError, match=r"No space left.*texts\.txt"):
         speak(stopping, "One tone.")

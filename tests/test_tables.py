@@ -292,6 +292,10 @@ def test_runs_that_do_not_compare_or_cannot_be_read_are_refused(tmp_path, output
         for program in (figures, tables):
             with pytest.raises(UserError, match=message):
                 output_of(program, tmp_path / "a", tmp_path / folder)
+    for folder, seed, frames in (("f", 8, 60), ("g", 9, 61)):
+        write_run(tmp_path / folder, seed=seed, starts=[{"validation_frames": frames}])
+    with pytest.raises(UserError, match="validation has 60 frames in the first and 61 in the seco"):
+        output_of(tables, tmp_path / "f", tmp_path / "g")
     with pytest.raises(UserError, match=f"--timing {tmp_path}/e/.*540 frames .* 541"):
         output_of(tables, tmp_path / "a", "--timing", tmp_path / "e")
     (tmp_path / "none").mkdir()
@@ -444,6 +448,8 @@ def test_compare_runs_finds_the_runs_of_a_series(tmp_path, output_of):
     times = " ".join(row["time"] for row in rows.values())
     assert times == "+0.0 % +0.0 % -25.0 % -25.0 % -50.0 %"
     assert rows["SB/seed0"]["epochs"] == "4/4" and rows["SSB/seed0"]["epochs"] == "2/4"
+    started = write_run(tmp_path / "started", "RAND", 0, first=4)  # from a checkpoint
+    assert rows_of(output_of(compare_runs, started))["RAND/seed0"]["epochs"] == "14/14"
     (begun / "metrics.jsonl").write_text("")
     write_run(tmp_path / "other", "RAND", 0, [1.0, 0.5])
     folders = (begun, tmp_path / "series/RAND/seed0", tmp_path / "other/RAND")
@@ -455,7 +461,7 @@ def test_compare_runs_finds_the_runs_of_a_series(tmp_path, output_of):
 
 def test_compare_runs_compares_times_in_equal_conditions(tmp_path, output_of):
     first = write_run(tmp_path, "RAND", starts=[{}])
-    same = {"starts": [{}], "lrf": 0.5, "batch_size": 8, "epochs_per_validation": 1}
+    same = {"starts": [{}], "lrf": 0.5, "epochs_per_validation": 1}
     write_run(tmp_path, "SSB", minutes=2.0, **same)
     for seed, changed, reason in (
         (0, {"frames": 541}, "RAND/seed0 and SB/seed0: times are not compared: an epoch has 540"),
@@ -468,3 +474,24 @@ def test_compare_runs_compares_times_in_equal_conditions(tmp_path, output_of):
         assert times == ["+0.0 %", "+100.0 %", "–"]
         note = printed.splitlines()[-1]
         assert "times are not compared: " in note and reason.format(f"{other} trained") in note
+
+
+def test_compare_runs_compares_losses_of_the_same_mels_clips_and_padding(tmp_path, output_of):
+    start = {"validation_frames": 60}
+    first = write_run(tmp_path / "a", starts=[start])
+    for i, (changed, n_compared, reason) in enumerate((
+        ({"validation_frames": 60}, 3, None),
+        ({}, 3, None),  # unknown
+        ({"lrf": 0.5, "epochs_per_validation": 1, "validation_frames": 60}, 3, None),
+        ({"batch_size": 8, "validation_frames": 60}, 2, "of two batch sizes, only masked losses"),
+        ({"validation_frames": 61}, 0, "validation has 60 frames in the first and 61 in the sec"),
+        ({"mel_fmax": 7000.0}, 0, "mel_fmax is 8000.0 in the first and 7000.0 in the second"),
+    )):  # fmt: skip
+        starts = [{name: changed.pop(name) for name in start if name in changed}]
+        other = write_run(tmp_path / str(i), "SSB", starts=starts, **changed)
+        printed = output_of(compare_runs, first, other)
+        rows = rows_of(printed)
+        for row, n in ((rows["a/RAND/seed0"], 3), (rows[f"{i}/SSB/seed0"], n_compared)):
+            losses = [row[name] for name in ("masked", "alignment", "validation loss")]
+            assert [loss != "–" for loss in losses] == [True] * n + [False] * (3 - n)
+        assert reason is None or reason in printed

@@ -63,13 +63,13 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings, run, monke
     on_cpu = f", {threads} threads" if device.type == "cpu" else ""
     assert f"training on {device_name(device)}{on_cpu}, fp32, decoder=" in printed
     assert "note" not in printed and "8 training and 4 validation clips" in printed
-    assert "epoch 1: training loss" in printed and "epoch 1: validation loss" in printed
+    assert "epoch 2: training loss" in printed and "epoch 2: validation loss" in printed
 
     start, _ = records(output, "start")
     assert start == {
         "event": "start", "epoch": 0, "step": 0, "device": device_name(device),
         "threads": threads, "decoder": create_hparams(settings).decoder,
-        "precision": "fp32", "torch": torch.__version__,
+        "precision": "fp32", "torch": torch.__version__, "validation_frames": 98,
     }  # fmt: skip
     step = records(output, "step")[-1]
     (epoch, _), (_, validation) = (records(output, event) for event in ("epoch", "validation"))
@@ -231,6 +231,17 @@ def test_speech_is_logged_by_step_and_does_not_disturb_training(tmp_path, settin
     assert texts[0].tensor_proto.string_val[0] == b"Three!"
 
 
+def test_tensorboard_has_the_pictures_and_sounds_of_few_validations(tmp_path, settings, run):
+    """Those after 1, 2, 4, ... validations, and the last."""
+    run("run", settings + "epochs=6,epochs_per_validation=1,check_memory=False")
+    steps = column(tmp_path / "run", "validation", "step")
+    logged = EventAccumulator(str(tmp_path / "run")).Reload()
+    expected = [steps[n - 1] for n in (1, 2, 4, 6)]
+    for clip in ("sample", "longest", "other"):
+        assert [image.step for image in logged.Images(f"{clip}/mel")] == expected
+        assert [audio.step for audio in logged.Audio(f"{clip}/predicted")] == expected
+
+
 def test_speech_that_stops_at_once_has_a_picture_and_no_sound(tmp_path, settings, run):
     options = "epochs=1,epochs_per_validation=1,speak_every=1,gate_threshold=1e-6"
     assert run("run", settings + options) == 0
@@ -256,14 +267,26 @@ def test_it_continues_with_the_checkpoints_settings(tmp_path, run, first, capsys
     capsys.readouterr()
     second = tmp_path / "second"
     options = "--checkpoint_path", first, "--output_directory", str(second)  # NVIDIA's names
-    run("unused", "epochs=2,learning_rate=1e-4", *options)
+    run("unused", "epochs=9,learning_rate=1e-4", *options, "--hparams", "epochs=2")
     assert capsys.readouterr().out.startswith(
+        "note: --hparams: setting 'epochs' is given twice; 2 is used\n"
         f"settings of {first}, but epochs=2 (was 1), learning_rate=0.0001 (was 0.001)\n"
     )
     assert column(second, "epoch", "epoch") == [1]
     assert records(second, "step")[0]["learning_rate"] == 1e-4
     saved = json.loads((second / "hparams.json").read_text())
     assert (saved["lrf"], saved["p_postnet_dropout"], saved["n_mel_channels"]) == (0.5, 0.3, 10)
+
+
+def test_another_seed_drops_other_units(tmp_path, run, first):
+    """From one checkpoint, with batches that no seed changes; its own seed changes nothing."""
+    first_losses = {}
+    for seed in ("", "seed=0,", "seed=1,", "seed=2,"):
+        name = f"with {seed}"
+        sorted_batches = "batching_strategy=SB,batch_randomization=False,epochs=2"
+        run(name, seed + sorted_batches, "-c", first)
+        first_losses[seed] = losses(tmp_path / name)[0]
+    assert first_losses[""] == first_losses["seed=0,"] and len({*first_losses.values()}) == 3
 
 
 def test_warm_start_takes_weights_but_not_the_ignored_ones(tmp_path, run, first, capsys):
@@ -375,7 +398,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, run, first):
         ("epochs=2", (*warm, "--preset", "nvidia"), f"--preset nvidia: {first} {mels}"),
         ("epochs=2,prenet_dim=9", (first,), rf"another model: .*{shapes}"),
         ("prenet_dim=9", warm, rf"another model: decoder\.prenet\.layers\.0\.{shapes}; .*{ignore}"),
-        ("ignore_layers=[decoder.pre]", warm, r"the model has no 'decoder\.pre'; name its"),
+        ("ignore_layers=prenet", warm, r"the model has no 'prenet'; use .*, decoder\.prenet, "),
     ):
         with pytest.raises(UserError, match=words):
             run("second", change, "-c", *options)

@@ -1,7 +1,9 @@
 """Train a small Conv-TasNet to remove noise from speech, with one batching strategy.
 
-    python train.py WAVS -o sorted.json --strategy SB --batch_size 4         # 4 clips a batch
-    python train.py WAVS -o bucket.json --strategy BKT --batch_seconds 8     # 8 s a batch
+    export PYTHONPATH=.  # the root of this repository, which has batching.py
+    train=examples/speech_enhancement/train.py
+    python $train WAVS -o sorted.json --strategy SB --batch_size 4         # 4 clips a batch
+    python $train WAVS -o bucket.json --strategy BKT --batch_seconds 8     # 8 s a batch
 
 After Gonzalez et al., "On batching variable size inputs for training end-to-end speech enhancement
 systems" (2023); section numbers are theirs. Shapes: B batch, T samples, K frames, C channels.
