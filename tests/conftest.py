@@ -76,14 +76,18 @@ def settings(corpus: Path) -> str:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """``run(name, settings, *options)`` trains into tmp_path / name, in this process, and returns
-    the exit status."""
-    # What takes longest. test_two_epochs_leave_all_that_a_user_expects has the real ones.
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor sounds. They take longest; test_two_epochs_leave_all_that_a_user_expects has them."""
     for name in ("draw_alignment", "draw_mels", "draw_gate", "draw_speech"):
         monkeypatch.setattr(logger, name, lambda *_: None)
     monkeypatch.setattr(logger, "render", lambda _: np.zeros((1, 1, 4), np.uint8))
     monkeypatch.setattr(logger, "griffin_lim", lambda mel, _: np.zeros(9 * (mel.size(1) - 1)))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> Callable[..., int]:
+    """``run(name, settings, *options)`` trains into tmp_path / name, in this process, and returns
+    the exit status."""
 
     def run(name: str, settings: str = "", *options: str) -> int:
         arguments = ["train.py", "-o", str(tmp_path / name), "--hparams", settings, *options]

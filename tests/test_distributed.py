@@ -1,10 +1,7 @@
 """Several processes train one model as one process does."""
 
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -65,9 +62,11 @@ def processes(
 def test_a_step_is_that_of_one_process_on_the_union_of_its_batches(tmp_path, settings):
     dropout = "".join(f"{name}={p}," for name, p in NO_DROPOUT.items())
     settings += f"{dropout}epochs=2,guided_attention_weight=3,"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc_per_node=2", "train.py", "-o", tmp_path / "run", "--hparams", settings]
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT, check=True)
+    options = "--standalone", "--nproc_per_node=2", "-m", "train", "-o", tmp_path / "run"
+    program = "import torch.distributed.run\ntorch.distributed.run.main()"
+    torchrun = Forked("-c", program, *options, "--hparams", settings, OMP_NUM_THREADS=1)
+    output = torchrun.communicate()
+    assert torchrun.returncode == 0, output
 
     # Each batch by itself: padded as far as its longest clip, and with its own batch norm.
     hparams = create_hparams(settings)

@@ -151,8 +151,9 @@ def test_the_search_tries_until_all_fits_or_nothing_does(corpus, settings, monke
     printed = capfd.readouterr().out
     assert "GiB" in printed and "all clips fit in one batch" in printed
     too_much = r"not even the longest clip, of \d+ frames, fits the memory"
+    monkeypatch.setattr(memory, "_capacity_fits", lambda *_: False)
     with pytest.raises(UserError, match=too_much):
-        search(monkeypatch, *options, "--memory_gib=0.1")
+        search(monkeypatch, *options)
     assert "GiB" not in capfd.readouterr().out
 
 

@@ -398,7 +398,7 @@ def test_errors_in_other_threads_than_tensorboards_are_shown(tmp_path, monkeypat
     assert threading.excepthook is hook
 
 
-def test_tensorboard_has_once_what_was_logged_again(tmp_path, tiny):
+def test_tensorboard_has_once_what_was_logged_again(tmp_path, tiny, no_pictures):
     """A run that is killed twice within its second epoch, from whose start it is resumed."""
     n, text = 20, "hello"
     sample = Sample(text, *torch.zeros(2, 10, n), *torch.zeros(2, n), torch.zeros(n, len(text)))
@@ -420,9 +420,10 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run(tmp_path, setti
     """benchmarks/soak.py does so for hours."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     options = "--resume", "--hparams", settings + EVERY_BATCH + "epochs=6"
-    started = time.monotonic()
-    Forked("train.py", "-o", whole, *options).communicate()
-    seconds, statuses = time.monotonic() - started, []
+    process = Forked("train.py", "-o", whole, *options)
+    started, statuses = time.monotonic(), []
+    process.communicate()
+    seconds = time.monotonic() - started
     while 0 not in statuses:
         process = Forked("train.py", "-o", broken, *options)
         if len(statuses) < 5:
@@ -440,10 +441,10 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run(tmp_path, setti
 # Full disks
 
 
-LIMITED = """
+LONG_LOG = """
 import resource, train
-resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))
-train.RunLogger.log_samples = lambda self, *_: self.tensorboard.add_text("long", {0} * "a")
+{}
+train.RunLogger.log_samples = lambda self, *_: self.tensorboard.add_text("long", 10**6 * "a")
 train.cli.exit_on_user_error(train.main)
 """
 
@@ -463,14 +464,16 @@ def test_on_a_full_disk_what_is_there_stays(tmp_path, settings, kib, problem):
     disk.mkdir()
     command = ["-o", disk / "run", "--hparams", settings + EVERY_BATCH + "epochs=3000"]
     if kib:
-        process = Forked("-c", LIMITED.format(1024 * kib), *command)
+        size = 1024 * kib
+        limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
+        process = Forked("-c", LONG_LOG.format(limit), *command)
         printed, errors = process.communicate()
         (disk / "run").rename(kept)
     else:
         fill = "mount -t tmpfs -o size=1m none $0 || exit 77"
         script = f'{fill}; "$@"; status=$?; mv $0/run $0.kept; exit $status'
-        shell = ["unshare", "-rm", "bash", "-c", script, disk, sys.executable, "train.py"]
-        process = subprocess.Popen([*shell, *command], **PIPES)
+        shell = ["unshare", "-rm", "bash", "-c", script, disk, sys.executable, "-c"]
+        process = subprocess.Popen([*shell, LONG_LOG.format(""), *command], **PIPES)
         printed, errors = process.communicate()
         if process.returncode in (1, 77, 127) and "train" not in printed + errors:
             pytest.skip("no file system of one's own here")

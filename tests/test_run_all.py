@@ -424,13 +424,10 @@ def test_parameters_are_the_papers_on_ljspeechs_lengths(capsys):
         assert args.seeds == [0, 1] and "share plans" in capsys.readouterr().out
 
 
-def test_run_all_sh_trains_in_processes_of_its_own_and_reports(tones, tmp_path):
-    """From another folder."""
-    options = arguments(tones, Path("out"), "--only", "RAND", "--epochs", "1")
-    command = ["bash", os.path.relpath(ROOT / "scripts/run_all.sh", tmp_path), *options]
+def test_run_all_sh_works_from_another_folder(tmp_path):
+    command = ["bash", os.path.relpath(ROOT / "scripts/run_all.sh", tmp_path), "--corpus", "gone"]
     python = os.path.relpath(sys.executable, ROOT)  # as venv.sh gives it
-    environment = {**os.environ, "PYTHON": python, "CI": "", "OMP_NUM_THREADS": "1"}
-    printed = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
-    assert "Table 2" in printed and "FAILED" not in printed
-    assert (tmp_path / "out/RAND/seed0/checkpoint_best.pt").exists()
-    assert (tmp_path / "out/tables/table2.md").exists()
+    environment = {**os.environ, "PYTHON": python, "CI": ""}
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run([*command, "--output", "out"], **options)
+    assert (done.returncode, done.stdout) == (2, "") and "gone: no such folder" in done.stderr
