@@ -40,7 +40,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, so that test.sh's processes end together."""
-    longest = ["test_resume", "test_decoder_triton", "test_distributed", "test_run_all"]
+    longest = ["resume", "decoder_triton", "distributed", "batching", "run_all", "train"]
+    longest = [f"test_{name}" for name in longest]
     items.sort(key=lambda item: (*longest, item.path.stem).index(item.path.stem))
 
 
