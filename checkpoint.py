@@ -177,6 +177,20 @@ def recorded_epochs(folder: Path) -> int | None:
     return max(epochs, default=0)
 
 
+def recorded_hparams(folder: Path) -> HParams:
+    """The settings in a run's hparams.json. Raises :class:`UserError` if it cannot be read."""
+    file = folder / "hparams.json"
+    if not file.exists():
+        raise UserError(f"{folder}: holds no run; name the output of run_all.sh or train.py")
+    try:
+        settings = by_new_names(json.loads(file.read_text(encoding="utf-8")))
+        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        return HParams(**settings)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        problem = f"not the settings of a run of this version ({error})"
+        raise UserError(f"{file}: {problem}; name another folder") from None
+
+
 def set_aside(folder: Path, newest: Path) -> None:
     """Rename the damaged checkpoints that :func:`load_newest` skipped to reach ``newest``."""
     for path in takewhile(lambda path: path != newest, checkpoints(folder)):
@@ -560,10 +574,8 @@ def _finished(
     """What :func:`find_start` returns for a run whose records have all epochs; None if it is not
     one."""
     try:
-        saved = by_new_names(json.loads((folder / "hparams.json").read_bytes()))
-        saved = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
-        saved = HParams(**saved)
-    except (OSError, ValueError, TypeError, AttributeError):
+        saved = recorded_hparams(folder)
+    except UserError:
         return None
     hparams = _unchanged_hparams(saved, folder / "hparams.json", overrides, preset)
     if recorded < hparams.epochs:

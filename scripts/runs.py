@@ -18,9 +18,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from checkpoint import recorded_hparams
 from cli import ArgumentParser, UserError
 from files import make_folder
-from hparams import AUDIO, MAY_CHANGE, HParams, by_new_names
+from hparams import AUDIO, MAY_CHANGE
 from scripts.paper import BATCHING, EXPERIMENTS, PAPER_EPOCHS, PAPER_STAGES, experiment_name
 
 # The batching settings that compared runs may differ in. LRF is not one of them: bucket_size and
@@ -176,16 +177,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def load_settings(path: Path) -> dict[str, Any]:
     """The settings in a run's hparams.json."""
-    file = path / "hparams.json"
-    if not file.exists():
-        raise UserError(f"{path}: holds no run; name the output of run_all.sh or train.py")
-    try:
-        settings = by_new_names(json.loads(file.read_text(encoding="utf-8")))
-        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
-        return vars(HParams(**settings))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        problem = f"not the settings of a run of this version ({error})"
-        raise UserError(f"{file}: {problem}; name another folder") from None
+    return vars(recorded_hparams(path))
 
 
 def load_run(path: Path) -> Run:

@@ -58,6 +58,35 @@ def test_nvidias_loop_computes_the_same_and_drops(monkeypatch):
         assert loss("nvidia", **{f"p_{part}_dropout": 0.9}) != pytest.approx(reference, rel=1e-5)
 
 
+STUB = """
+import torch
+from layers import get  # NVIDIA's module of that name, not ours
+from utils import get_mask_from_lengths
+
+class Tacotron2(torch.nn.Module):
+    def __init__(self, hparams):
+        super().__init__()
+        assert get() == "theirs" and hparams.n_frames_per_step == 1
+        self.bias = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs):
+        text, text_lengths, mel, max_len, mel_lengths = inputs
+        mask = get_mask_from_lengths(mel_lengths)
+        assert max_len == text.size(1) and mask.shape == mel[:, 0].shape
+        return [mel + self.bias, mel, mask + self.bias, torch.ones(*mask.shape, max_len)]
+"""
+
+
+def test_nvidias_own_model_is_timed_beside_modules_of_the_same_names(tmp_path):
+    (tmp_path / "model.py").write_text(STUB)
+    (tmp_path / "layers.py").write_text("def get():\n    return 'theirs'\n")
+    (tmp_path / "utils.py").write_text("def get_mask_from_lengths(lengths):\n    lengths.cuda()\n")
+    trainer = Trainer("nvidia", MODEL, nvidia=str(tmp_path))
+    assert trainer.step(([5, 3], [9, 6]))[2] > 0
+    assert trainer.model.model.bias.grad != 0
+    assert sys.modules["model"] is model
+
+
 def test_the_gpu_report_goes_on_after_a_part_that_fails(tmp_path, monkeypatch, capsys):
     def fail(smoke: bool) -> gpu_report.Rows:
         raise RuntimeError("no kernel image\nis available")
