@@ -17,7 +17,7 @@ def test_an_example_runs_as_its_header_says(library):
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     text = (ROOT / "examples" / f"with_{library}.py").read_text()
-    path, launcher, command = re.search("^    (PYTHONPATH=.*?) (\\w+) (.*)", text, re.M).groups()
+    path, launcher, command = re.search("^ *(PYTHONPATH=.*?) (\\w+) (.*)", text, re.M).groups()
     done = subprocess.run(
         f"{path} {sys.executable} {LAUNCHERS[launcher]} {command}",
         shell=True,
