@@ -22,6 +22,12 @@ from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from scripts import find_batch_capacity
 
+
+@pytest.fixture
+def settings(settings: str) -> str:
+    return settings.replace("check_memory=False,", "")
+
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits memory")
 
 

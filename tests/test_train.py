@@ -233,7 +233,7 @@ def test_speech_is_logged_by_step_and_does_not_disturb_training(tmp_path, settin
 
 def test_tensorboard_has_the_pictures_and_sounds_of_few_validations(tmp_path, settings, run):
     """Those after 1, 2, 4, ... validations, and the last."""
-    run("run", settings + "epochs=6,epochs_per_validation=1,check_memory=False")
+    run("run", settings + "epochs=6,epochs_per_validation=1")
     steps = column(tmp_path / "run", "validation", "step")
     logged = EventAccumulator(str(tmp_path / "run")).Reload()
     expected = [steps[n - 1] for n in (1, 2, 4, 6)]
