@@ -166,7 +166,8 @@ def read_lines(filelist: str) -> list[str]:
     try:
         content = Path(filelist).read_bytes().removeprefix(b"\xef\xbb\xbf")
     except (OSError, ValueError) as error:
-        reason = f"{getattr(error, 'strerror', error)}; scripts/prepare_ljspeech.py writes them"
+        reason = f"{getattr(error, 'strerror', error)}; scripts/prepare_corpus.py and "
+        reason += "scripts/prepare_ljspeech.py write them"
         raise UserError(f"filelist '{filelist}': {reason}") from None
     return content.decode("utf-8", "surrogateescape").split("\n")
 

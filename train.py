@@ -145,7 +145,8 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     )
     resuming = args.resume and source is not None
     if resuming and progress.epoch >= hparams.epochs:
-        print(f"{source}: all {progress.epoch} epochs are done")
+        gone = "" if state else "; its checkpoints are gone"
+        print(f"{source}: all {progress.epoch} epochs are done{gone}")
         distributed.meet()
         return
     ignore_layers = hparams.ignore_layers if args.warm_start else None

@@ -152,7 +152,7 @@ def draw_comparisons(ax: Any, results: Results) -> None:
         ax.errorbar(change, y, xerr=[change - low, high - change], fmt="os"[i], lw=1.2, **form)
         drawn |= not np.isnan(change).all()
     if not drawn:
-        raise UserError("needs two finished runs of one seed")
+        raise UserError(f"needs two runs of one seed with {LEAST_VALIDATIONS} validations or more")
     theirs = Evidence(THEIRS, results.judged("vl"))
     changes = [theirs.contrast(pair)[0] for pair in pairs]
     ax.plot(changes, rows, "x", color="#888888", markersize=5, label="the paper's")

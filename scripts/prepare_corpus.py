@@ -84,6 +84,9 @@ def find_lines(corpus: Path, speaker: str = "") -> Lines:
         raise UserError(f"{corpus}: no such folder; give the corpus's")
     table = corpus / "metadata.csv"
     if not table.is_file():
+        if inside := sorted(corpus.glob("*/metadata.csv")):
+            others = f" (or one of {len(inside) - 1} others)" if inside[1:] else ""
+            raise UserError(f"{corpus}: has no metadata.csv; give {inside[0].parent}{others}")
         return Lines(find_pairs(corpus, speaker), split_pair)
     if speaker:
         raise UserError(f"--speaker {speaker}: {table} names no speakers; leave it out")
@@ -136,7 +139,7 @@ def find_pairs(corpus: Path, speaker: str) -> list[tuple[str, str]]:
 def split_pair(line: str) -> tuple[str, str]:
     path, bar, text = line.partition("|")
     if not bar:
-        raise UserError(f"no such file, for the text of {path}; write it, or remove {path}")
+        raise UserError(f"{path}: its text, this file, is missing; write it, or remove the audio")
     if "|" in text or path != path.strip() or "\n" in path:
         fix = "leave out |, and line breaks and outer spaces of the name"
         raise UserError(f"{line!r} cannot be a line of a filelist; {fix}")

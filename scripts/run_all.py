@@ -177,7 +177,8 @@ def parse_args() -> argparse.Namespace:
     args.only = args.only or list(EXPERIMENTS)
     args.output = args.output or ROOT / f"runs/{f'sweep_{args.sweep}' if args.sweep else 'table2'}"
     if clash := RESERVED & set(overrides):
-        raise UserError(f"--hparams: {min(clash)} is set by another option; see --help")
+        option = {"seed": "--seeds", "epochs": "--epochs"}.get(min(clash), "--only")
+        raise UserError(f"--hparams: {min(clash)} is set by {option}; leave it out")
     args.has_lists = bool(args.start or DATA & set(overrides))
     if args.has_lists and args.corpus:
         fix = f"leave {min(DATA & set(overrides))} out of --hparams"

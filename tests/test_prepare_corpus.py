@@ -150,7 +150,7 @@ def test_what_is_wrong_with_pairs_is_in_one_list():
         refusal("c --name x"),
         (
             "c/b.txt:1: 'b.wav|This | that' cannot be a line of a filelist; leave out |",
-            "c/c.txt:1: no such file, for the text of c.wav; write it, or remove c.wav",
+            "c/c.txt:1: c.wav: its text, this file, is missing; write it, or remove the audio",
             "c/d.txt:1: c/d.wav and c/d.flac have the same name; keep one",
             "c/e.txt:1: byte 0xe9 is not UTF-8",
         ),

@@ -259,7 +259,7 @@ def test_records_are_never_begun_anew(tmp_path, settings, run, capsys):
         path.unlink()
     before = {path: path.read_bytes() for path in output.rglob("*.*")}
     assert run("run", settings + "epochs=2", "--resume") == 0
-    assert capsys.readouterr().out.endswith("run/metrics.jsonl: all 2 epochs are done\n")
+    assert capsys.readouterr().out.endswith("all 2 epochs are done; its checkpoints are gone\n")
     has_no_checkpoint = r"has the records of a run \(2 epochs\), but no checkpoint to go on from"
     for change, options, message in (
         ("epochs=3", ["--resume"], has_no_checkpoint),

@@ -309,7 +309,7 @@ def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
         ("--seeds=0 x", "--seeds: invalid seeds value: '0 x'"),
         ("--seeds=-1", "--seeds: invalid seeds value: '-1'"),
         ("--seeds=", "--seeds: invalid seeds value: ''"),
-        ("--hparams=seed=1", "--hparams: seed is set by another option"),
+        ("--hparams=seed=1", "--hparams: seed is set by --seeds; leave it out"),
         ("--hparams=data_dir=x", "makes its own lists; leave data_dir out of --hparams"),
         ("--output=a+b", "--output a+b: + joins filelists; use another name"),
         (
