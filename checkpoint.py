@@ -33,6 +33,7 @@ from hparams import (
     create_hparams,
     parse_overrides,
     quote,
+    recorded_hparams,
 )
 
 BEST = "checkpoint_best.pt"
@@ -175,20 +176,6 @@ def recorded_epochs(folder: Path) -> int | None:
     if all(record["event"] == "start" for record in records):
         return None
     return max(epochs, default=0)
-
-
-def recorded_hparams(folder: Path) -> HParams:
-    """The settings in a run's hparams.json. Raises :class:`UserError` if it cannot be read."""
-    file = folder / "hparams.json"
-    if not file.exists():
-        raise UserError(f"{folder}: holds no run; name the output of run_all.sh or train.py")
-    try:
-        settings = by_new_names(json.loads(file.read_text(encoding="utf-8")))
-        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
-        return HParams(**settings)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        problem = f"not the settings of a run of this version ({error})"
-        raise UserError(f"{file}: {problem}; name another folder") from None
 
 
 def set_aside(folder: Path, newest: Path) -> None:

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -247,6 +248,20 @@ def audio_settings(sampling_rate: int) -> dict[str, int | float]:
         "filter_length": 1 << (win_length - 1).bit_length(),
         "mel_fmax": min(HParams.mel_fmax, sampling_rate / 2),
     }
+
+
+def recorded_hparams(folder: Path) -> HParams:
+    """The settings in a run's hparams.json. Raises :class:`UserError` if it cannot be read."""
+    file = folder / "hparams.json"
+    if not file.exists():
+        raise UserError(f"{folder}: holds no run; name the output of run_all.sh or train.py")
+    try:
+        settings = by_new_names(json.loads(file.read_text(encoding="utf-8")))
+        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        return HParams(**settings)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        problem = f"not the settings of a run of this version ({error})"
+        raise UserError(f"{file}: {problem}; name another folder") from None
 
 
 def settings_table() -> str:

@@ -18,10 +18,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from checkpoint import recorded_hparams
 from cli import ArgumentParser, UserError
 from files import make_folder
-from hparams import AUDIO, MAY_CHANGE
+from hparams import AUDIO, MAY_CHANGE, recorded_hparams
 from scripts.paper import BATCHING, EXPERIMENTS, PAPER_EPOCHS, PAPER_STAGES, experiment_name
 
 # The batching settings that compared runs may differ in. LRF is not one of them: bucket_size and

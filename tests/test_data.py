@@ -308,7 +308,7 @@ def test_everything_that_is_wrong_is_in_one_report(corpus, bad_wavs, hparams, ca
         ("text_cleaners", ("none",), "setting text_cleaners: "),
         ("mel_cache_dir", "0.wav", "0.wav: cannot be written (File exists); set mel_cache_dir to"),
         ("training_files", "no.txt", "filelist 'no.txt': No such file or directory; scripts/prep"),
-        ("training_files", "", "filelist '': Is a directory; scripts/prepare_ljspeech"),
+        ("training_files", "", "filelist '': Is a directory; scripts/prepare_corpus"),
         ("training_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
         ("validation_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
         (
