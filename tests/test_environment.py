@@ -2,7 +2,11 @@
 
 import ast
 import importlib.metadata
+import os
 import re
+import shutil
+import subprocess
+import sys
 from itertools import chain
 from pathlib import Path
 
@@ -49,3 +53,20 @@ def test_requirements_list_what_is_imported_and_nothing_else():
     pins = (ROOT / "requirements-dev.txt").read_text().splitlines()
     # The ranges come last, or pip would download the newest PyTorch before the pinned one.
     assert "torch==2.13.0" in pins and pins[-1] == "-r requirements.txt"
+
+
+def test_scripts_use_an_environment_that_has_all_and_name_an_interpreter_that_is_none(tmp_path):
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    command = ["bash", "-c", f"source '{ROOT}/scripts/venv.sh'; echo $PYTHON"]
+    fix = "set PYTHON to Python 3.10 or newer"
+    for python, wanted in (
+        (sys.executable, (0, f"{sys.executable}\n", "")),
+        ("python0", (2, "", f"error: python0: no such program; {fix}\n")),
+    ):
+        environment = {**os.environ, "CI": "", "PYTHON": python}
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert (ended.returncode, ended.stdout, ended.stderr) == wanted
+    assert not (tmp_path / ".venv").exists()
