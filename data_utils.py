@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from batching import EpochBatchSampler, batch_statistics, plan_batches, solve_randomness
 from cli import UserError
-from clips import (
+from corpus.clips import (
     Clip,
     Problem,
     check_samples,
@@ -31,10 +31,10 @@ from clips import (
     report_unknown_characters,
     report_unused_symbols,
 )
-from distributed import RANK, WORLD_SIZE
+from corpus.mels import MelCache, Mels
 from hparams import HParams
 from layers import length_mask
-from mel_cache import MelCache, Mels
+from training.distributed import RANK, WORLD_SIZE
 
 VALIDATION_SEED = 1234  # the same validation batches for every strategy
 MAX_SKIPPED = 0.01  # of a set's clips, with on_bad_clip=skip

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from cli import UserError, progress_bar, uninterrupted
-from device import n_cores
+from training.device import n_cores
 
 
 @contextmanager

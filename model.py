@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-import decoder_scan
-from checkpoint import load_checkpoint, load_weights, saved_hparams
 from cli import UserError
+from decoder import scan
 from layers import ConvNorm, LinearNorm, draw_mask, dropout, kept_buffers, length_mask
+from training.checkpoint import load_checkpoint, load_weights, saved_hparams
 
 
 class Output(NamedTuple):
@@ -48,7 +48,7 @@ def fastest_decoder(device: torch.device, dtype: torch.dtype | None) -> tuple[st
     if device.type != "cuda":
         return "scan", ""
     try:
-        import decoder_triton  # noqa: F401
+        from decoder import triton  # noqa: F401
     except Exception as error:  # missing, or not made for this PyTorch
         return "scan", f"Triton cannot be used ({_in_one_line(error)})"
     least = (8, 0) if dtype is torch.bfloat16 else (7, 5)
@@ -103,7 +103,7 @@ class LocationLayer(nn.Module):
 class Attention(nn.Module):
     """Location-sensitive attention (Chorowski et al. 2015).
 
-    Inference calls this module. Training passes its weights to decoder_scan, which computes the
+    Inference calls this module. Training passes its weights to scan, which computes the
     same faster. If you change the module, :meth:`Tacotron2.check_fast_path` notices, and training
     calls it as well (as with ``decoder=reference``).
     """
@@ -140,7 +140,7 @@ class Attention(nn.Module):
 class Encoder(nn.Module):
     """Three convolutions and a bidirectional LSTM over the characters.
 
-    Inference calls ``lstm``. Training on a CPU passes its weights to decoder_scan, which is
+    Inference calls ``lstm``. Training on a CPU passes its weights to scan, which is
     faster. If you change ``lstm``, :meth:`Tacotron2.check_fast_path` notices, and training calls
     it as well (as with ``decoder=reference``).
     """
@@ -187,7 +187,7 @@ class Encoder(nn.Module):
         return memory
 
     def _scan(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """The LSTM by decoder_scan: instead of packing, it reverses each text within its length."""
+        """The LSTM by scan: instead of packing, it reverses each text within its length."""
         x = x.transpose(0, 1)  # (T_in, B, D_encoder)
         n = torch.arange(len(x))[:, None]  # (T_in, 1)
         turned = torch.where(n < lengths, lengths - 1 - n, n)[..., None]  # (T_in, B, 1)
@@ -195,7 +195,7 @@ class Encoder(nn.Module):
         outputs = []
         for suffix in ("", "_reverse"):
             reverse = suffix == "_reverse"
-            hidden = decoder_scan.lstm(
+            hidden = scan.lstm(
                 x.gather(0, turned.expand_as(x)) if reverse else x,
                 weight(f"weight_ih_l0{suffix}"),
                 weight(f"weight_hh_l0{suffix}"),
@@ -318,7 +318,7 @@ class Decoder(nn.Module):
         return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
 
     def give_up_triton(self, problem: str | Exception) -> str:
-        """Use decoder_scan from now on; returns a note that says so."""
+        """Use scan from now on; returns a note that says so."""
         self.implementation = "scan"
         problem = problem if isinstance(problem, str) else _in_one_line(problem)
         return f"decoder=triton fails ({problem}); training uses decoder=scan"
@@ -327,9 +327,9 @@ class Decoder(nn.Module):
         """One (B, T_in) for each CUDA graph that training on batches of ``shapes`` captures."""
         if self.implementation != "triton":
             return []
-        import decoder_triton
+        from decoder import triton
 
-        return decoder_triton.graph_shapes(shapes)
+        return triton.graph_shapes(shapes)
 
     def _loop(
         self,
@@ -360,11 +360,11 @@ class Decoder(nn.Module):
         decoder_mask: Tensor | None,
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same by decoder_scan or decoder_triton, the second LSTM last: nothing before depends
+        """The same by scan or decoder.triton, the second LSTM last: nothing before depends
         on it."""
-        recurrences = decoder_scan
+        recurrences = scan
         if self.implementation == "triton":
-            import decoder_triton as recurrences
+            from decoder import triton as recurrences
         rnn, layer = self.attention_rnn, self.attention_layer
         of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
         conv = layer.location_layer.location_conv.conv.weight  # (n_filters, 2, kernel_size)
@@ -508,7 +508,7 @@ class Tacotron2(nn.Module):
     def check_fast_path(self, batch: Any) -> list[str]:
         """Check that the fast path computes what the modules do, on a batch of a few frames.
 
-        If decoder_triton fails, the decoder uses decoder_scan from then on. If outputs or gradients
+        If decoder.triton fails, the decoder uses scan from then on. If outputs or gradients
         still differ, someone changed a module, and the encoder or decoder in question uses its
         modules. Nothing else changes.
 
@@ -536,7 +536,7 @@ class Tacotron2(nn.Module):
             if problem:
                 part.implementation = "reference"
                 notes.append(
-                    f"{type(part).__name__}: decoder_scan differs from its modules ({problem}); "
+                    f"{type(part).__name__}: scan differs from its modules ({problem}); "
                     "training uses the modules, which is slower"
                 )
         training, self.training_dtype = before

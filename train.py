@@ -34,15 +34,20 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from tqdm import tqdm
 
-import checkpoint
 import cli
 import data_utils
-import distributed
-import memory
 from batching import batch_statistics
 from cli import Stopped, StopSignals, UserError
+from corpus.mels import open_mels
 from data_utils import MelDataset
-from device import (
+from files import locked, making, replacing
+from hparams import MAY_CHANGE, PRESETS, parse_overrides, settings_table
+from loaders import loaded, open_loader
+from loss_function import Tacotron2Loss
+from model import Tacotron2
+from speech import speak
+from training import checkpoint, distributed, memory
+from training.device import (
     choose_device,
     device_name,
     full_precision,
@@ -52,15 +57,8 @@ from device import (
     use_large_pages,
     why_no_gpu,
 )
-from files import locked, making, replacing
-from hparams import MAY_CHANGE, PRESETS, parse_overrides, settings_table
-from loaders import loaded, open_loader
-from logger import NoLogger, RunLogger
-from loss_function import Tacotron2Loss
-from mel_cache import open_mels
-from model import Tacotron2
-from speech import speak
-from validation import precise_batch_norm, validate, warn_of_collapse
+from training.logger import NoLogger, RunLogger
+from training.validation import precise_batch_norm, validate, warn_of_collapse
 
 
 def parse_args() -> argparse.Namespace:

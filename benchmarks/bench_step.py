@@ -39,13 +39,19 @@ import model as model_module
 from batching import plan_batches
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from data_utils import Batch, Item, collate
-from device import choose_device, is_out_of_memory, peak_memory, synchronize, use_large_pages
 from hparams import HParams, create_hparams, parse_overrides
 from layers import length_mask
 from loss_function import Tacotron2Loss
-from memory import free_memory
 from model import Decoder, Output, Tacotron2
 from scripts.lengths import LJSPEECH_LENGTHS, ljspeech_lengths, read_lengths
+from training.device import (
+    choose_device,
+    is_out_of_memory,
+    peak_memory,
+    synchronize,
+    use_large_pages,
+)
+from training.memory import free_memory
 
 Shape = tuple[list[int], list[int]]  # characters and frames of each clip of a batch
 Step = tuple[float, float, float, float]  # see Trainer.step

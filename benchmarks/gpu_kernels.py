@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
-from decoder_scan import STEPS
+from decoder.scan import STEPS
 from hparams import HParams
 from model import Decoder
 

@@ -25,18 +25,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
-
 from benchmarks.bench_data import write_noise
+
 from benchmarks.bench_step import Shape, epoch_shapes, noise_batch, open_pool, take_step
 from benchmarks.soak import MODEL
-from checkpoint import load_newest
 from cli import ArgumentParser, exit_on_user_error
-from device import choose_device, device_name, synchronize
 from hparams import create_hparams
 from model import Tacotron2
 from scripts.lengths import ljspeech_lengths
 from scripts.paper import PAPER
 from scripts.runs import load_run
+from training.checkpoint import load_newest
+from training.device import choose_device, device_name, synchronize
 
 ROOT = Path(__file__).resolve().parent.parent
 Rows = list[dict[str, Any]]

@@ -23,11 +23,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from batching import STRATEGIES
 from benchmarks.bench_data import write_noise
-from checkpoint import checkpoints, load_checkpoint, load_newest
+
+from batching import STRATEGIES
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from scripts.runs import read_metrics
+from training.checkpoint import checkpoints, load_checkpoint, load_newest
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMED = {"duration", "minutes", "frames_per_second", "data_wait", "peak_memory_gib"}

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from cli import UserError, uninterrupted
-from clips import Clip, read_samples
+from corpus.audio import MelSpectrogram
+from corpus.clips import Clip, read_samples
 from files import making, replacing, require_space
 from hparams import AUDIO, HParams
-from layers import MelSpectrogram
 from loaders import run_parallel
 
 MEL_VERSION = 1  # raise it when MelSpectrogram changes its values: old files are then ignored

@@ -13,7 +13,7 @@ gradients of the gates, in place. Each large weight gets its gradient from one p
 frames at the end.
 
 The loops are in the four functions that return ``run``, which does a few consecutive steps on
-slices of the full tensors. decoder_triton has the same four for NVIDIA GPUs.
+slices of the full tensors. decoder.triton has the same four for NVIDIA GPUs.
 
 Products with LSTM weights, and their gradients, use ``dtype``; everything else keeps its input's.
 

@@ -1,6 +1,6 @@
-"""The recurrences of decoder_scan as fused Triton kernels, for NVIDIA GPUs: ten launches a frame.
+"""The recurrences of scan as fused Triton kernels, for NVIDIA GPUs: ten launches a frame.
 
-decoder_scan computes the large products over many frames, before, between and after its loops. Here
+scan computes the large products over many frames, before, between and after its loops. Here
 are the loops alone: four kernels a frame for ``attend``, one for ``lstm``, and as many in backward.
 Sums are in float32, in an order that does not depend on the other clips of the batch.
 
@@ -8,7 +8,7 @@ On a GPU, the kernels of a few frames are captured in a CUDA graph, once per sha
 not launched one by one.
 
 In a kernel, b is a clip, n a character, u an LSTM unit, and k runs along a sum. Shapes are
-decoder_scan's.
+scan's.
 """
 
 import math
@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-import decoder_scan
-from decoder_scan import STEPS, Loops
+from decoder import scan
+from decoder.scan import STEPS, Loops
 
 UNITS, COLUMNS, CHARACTERS = 8, 16, 32  # of a program's block
 DEPTH = 64  # terms of a sum that a program reads at a time
@@ -34,11 +34,11 @@ MAX_GRAPHS = 512  # LJSpeech with dynamic batch sizes needs 62, with larger batc
 
 
 def lstm(x: Tensor, *weights: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
-    """As :func:`decoder_scan.lstm`."""
+    """As :func:`scan.lstm`."""
     T, B, _ = x.shape
     pad = (0, 0, 0, -B % B_MULTIPLE, 0, -T % STEPS)
     x, mask = F.pad(x, pad), mask if mask is None else F.pad(mask, pad)
-    return decoder_scan.lstm(x, *weights, mask=mask, loops=LOOPS, **options)[:T, :B]
+    return scan.lstm(x, *weights, mask=mask, loops=LOOPS, **options)[:T, :B]
 
 
 def attend(
@@ -50,7 +50,7 @@ def attend(
     mask: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`decoder_scan.attend`."""
+    """As :func:`scan.attend`."""
     (T, B, _), T_in = x.shape, memory.size(1)
     pad_B, pad_T_in = -B % B_MULTIPLE, -T_in % T_IN_MULTIPLE
     pad = (0, 0, 0, pad_B, 0, -T % STEPS)
@@ -59,7 +59,7 @@ def attend(
     memory, keys = (F.pad(tensor, pad_text).contiguous() for tensor in (memory, keys))
     # Added clips are not marked as padding: softmax over nothing would be NaN.
     padding = F.pad(F.pad(padding, (0, pad_T_in), value=True), (0, 0, 0, pad_B), value=False)
-    features, contexts, alignment = decoder_scan.attend(
+    features, contexts, alignment = scan.attend(
         x, memory, keys, padding, *weights, mask=mask, loops=LOOPS, **options
     )
     return features[:T, :B], contexts[:T, :B], alignment[:T, :B, :T_in]
@@ -75,7 +75,7 @@ def graph_shapes(shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return sorted(rounded, key=lambda shape: (math.prod(shape), shape), reverse=True)
 
 
-# The loops, as in decoder_scan
+# The loops, as in scan
 
 
 def lstm_forward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None]:
@@ -205,7 +205,7 @@ def _attend_backward_steps(
     return steps
 
 
-_attend_backward = partial(decoder_scan.attend_backward, make_steps=_attend_backward_steps)
+_attend_backward = partial(scan.attend_backward, make_steps=_attend_backward_steps)
 LOOPS = Loops(lstm_forward, lstm_backward, attend_forward, attend_backward)
 
 

@@ -29,7 +29,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from checkpoint import load_checkpoint
 from cli import (
     ArgumentParser,
     Stopped,
@@ -40,18 +39,19 @@ from cli import (
     progress_bar,
     seed,
 )
-from clips import Clip, check_samples, load_clips, refuse
+from corpus.clips import Clip, check_samples, load_clips, refuse
+from corpus.mels import MelCache, open_mels
 from data_utils import MelDataset, collate, validation_batches
 from files import make_folder, replacing
 from hparams import AUDIO, HParams, format_overrides
 from loaders import open_loader
 from loss_function import Tacotron2Loss
-from mel_cache import MelCache, open_mels
 from model import Tacotron2
 from scripts.runs import aligned
 from speech import STOPS_EARLY, attention_errors, load_model, mel_cepstral_distortion, speak
 from text import alphabet
-from validation import validate
+from training.checkpoint import load_checkpoint
+from training.validation import validate
 
 FAILURES = ("never stops", "stops early", "skips", "repeats", "breaks")
 COLUMNS = {  # of the table: the number's name, its heading and its format

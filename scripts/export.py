@@ -22,11 +22,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from checkpoint import load_checkpoint, load_optimizer, load_weights, saved_hparams
 from cli import ArgumentParser, UserError, exit_on_user_error
 from files import making, replacing
 from hparams import AUDIO, HParams, create_hparams, format_overrides
 from model import Tacotron2
+from training.checkpoint import load_checkpoint, load_optimizer, load_weights, saved_hparams
 
 FORMATS = "weights", "nvidia", "torchaudio"
 

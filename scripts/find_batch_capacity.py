@@ -13,10 +13,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import memory
 from cli import ArgumentParser, UserError, exit_on_user_error
 from data_utils import load_data
 from hparams import create_hparams
+from training import memory
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ import soxr
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error
-from clips import (
+from corpus.clips import (
     Clip,
     Problem,
     Stamp,

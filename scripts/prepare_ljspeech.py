@@ -24,7 +24,7 @@ import pooch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, progress_bar
-from clips import Clip
+from corpus.clips import Clip
 from files import making, require_space
 from scripts.prepare_corpus import clip_id, making_filelists, prepare
 

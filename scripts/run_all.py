@@ -39,10 +39,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import data_utils
 from batching import BatchStatistics, batch_statistics
-from checkpoint import load_newest
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
-from clips import Clip, data_folders, numbered_lines
-from device import choose_device
+from corpus.clips import Clip, data_folders, numbered_lines
 from files import locked, making, require_space
 from hparams import AUDIO, MAY_CHANGE, PRESETS, HParams, format_overrides, parse_overrides
 from model import Tacotron2
@@ -58,6 +56,8 @@ from scripts.paper import (
 )
 from scripts.prepare_corpus import read_corpus, split, write_filelist
 from scripts.runs import difference, label, load_run, load_settings
+from training.checkpoint import load_newest
+from training.device import choose_device
 
 ROOT = Path(os.path.relpath(Path(__file__).resolve().parent.parent))
 LJSPEECH = ROOT / "data/LJSpeech-1.1"

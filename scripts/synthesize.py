@@ -31,16 +31,16 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, positive, progress_bar, seed
-from clips import check_text, load_clips, report_unknown_characters
+from corpus.audio import griffin_lim
+from corpus.clips import check_text, load_clips, report_unknown_characters
+from corpus.mels import open_mels
 from data_utils import MelDataset, collate
 from files import make_new_folder, replacing, require_space
 from hparams import AUDIO, HParams, create_hparams
-from layers import griffin_lim
-from logger import draw_speech
-from mel_cache import open_mels
 from model import Tacotron2
 from speech import Spoken, load_model, speak
 from text import clean_text
+from training.logger import draw_speech
 
 BATCH_SIZE = 16  # clips, with --teacher_forced
 AT_A_TIME = 256  # texts that are sorted by length, which memory holds

@@ -19,13 +19,13 @@ import pytest
 import soundfile
 import torch
 
-import logger
 import train
 from benchmarks.bench_step import noise_batch as noise_batch
 from benchmarks.soak import MODEL
 from data_utils import Batch
 from hparams import HParams, create_hparams
 from model import Tacotron2
+from training import logger
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -126,7 +126,7 @@ os.setsid()
 os.dup2(os.open(f"{folder}/stdout", os.O_WRONLY), 1)
 os.dup2(os.open(f"{folder}/stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
 os.environ.update(environment)
-import logger
+from training import logger
 logger.RunLogger.log_samples = lambda *_: None  # takes longest
 if arguments[0] == "-c":
     sys.argv = arguments[:1] + arguments[2:]

@@ -14,10 +14,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-import checkpoint
-from checkpoint import Progress, checkpoints, load_checkpoint, load_newest, save_checkpoint
 from cli import UserError
 from files import locked, make_folder
+from training import checkpoint
+from training.checkpoint import Progress, checkpoints, load_checkpoint, load_newest, save_checkpoint
 
 
 def save(folder: Path, step: int) -> Path:

@@ -21,15 +21,15 @@ import torch
 from conftest import Forked, write_tone
 from hypothesis import strategies as st
 
+import corpus.mels
 import data_utils
-import mel_cache
 from cli import UserError
-from clips import Clip, load_clips, read_samples
+from corpus.audio import MelSpectrogram, griffin_lim
+from corpus.clips import Clip, load_clips, read_samples
+from corpus.mels import open_mels
 from data_utils import Item, MelDataset, collate, load_data
 from hparams import create_hparams
-from layers import MelSpectrogram, griffin_lim
 from loaders import loaded, open_loader
-from mel_cache import open_mels
 from text import text_to_sequence
 
 
@@ -119,12 +119,14 @@ def test_griffin_lim_takes_what_an_untrained_model_says(preset):
 def test_griffin_lim_takes_little_memory_with_large_pages():
     """10 seconds of sound, in a process like the one that trains: less than 300 MB."""
     program = """
-import device, hparams, layers, torch
+import hparams, torch
+from corpus.audio import griffin_lim
+from training import device
 device.use_large_pages()
 hparams, cpu = hparams.create_hparams(), torch.device("cpu")
-layers.griffin_lim(torch.zeros(80, 10), hparams)  # imports what it needs
+griffin_lim(torch.zeros(80, 10), hparams)  # imports what it needs
 before = device.peak_memory(cpu)
-layers.griffin_lim(torch.randn(80, 800) - 4, hparams)
+griffin_lim(torch.randn(80, 800) - 4, hparams)
 print(1024 * (device.peak_memory(cpu) - before))
 """
     printed, errors = Forked("-c", program).communicate()
@@ -197,7 +199,7 @@ def test_each_list_may_have_a_folder_of_its_own(corpus, hparams, monkeypatch):
     mels = open_mels([*train, *val], several)
     lengths = [soundfile.info(clip.path).frames // several.hop_length + 1 for clip in train]
     assert [len(mels(clip)) for clip in train] == lengths and lengths[:3] != lengths[3:]
-    assert not mel_cache.MelCache(several).missing([*train, *val])
+    assert not corpus.mels.MelCache(several).missing([*train, *val])
 
     Path("all.txt").write_text("".join(f"{path}|tone {path[-5]}\n" for path in paths))
     merged = replace(several, data_dir="", training_files="all.txt")
@@ -449,7 +451,7 @@ def test_any_list_and_wav_is_read_or_refused(corpus, hparams, lists, data):
 
 
 def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips, monkeypatch):
-    computed = spy(monkeypatch, mel_cache, "run_parallel")
+    computed = spy(monkeypatch, corpus.mels, "run_parallel")
     for settings, some, missing in (
         (hparams, clips[1:5], clips[1:5]),
         (hparams, clips[2:4], []),
@@ -475,7 +477,7 @@ def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips, monkeypat
 
 def test_a_damaged_mel_is_computed_again(corpus, hparams, clips):
     expected = open_mels(clips, hparams)(clips[0])
-    path = mel_cache.MelCache(hparams).path(clips[0])
+    path = corpus.mels.MelCache(hparams).path(clips[0])
     content = path.read_bytes()
     np.testing.assert_array_equal(np.load(path), expected)
     for damaged in (b"", b"damaged", content[:-100], content + content):
@@ -493,7 +495,7 @@ def test_runs_may_fill_the_cache_at_once(corpus, hparams):
     for run in runs:
         run.join()
         assert run.exitcode == 0
-    assert not mel_cache.MelCache(hparams).missing(clips)
+    assert not corpus.mels.MelCache(hparams).missing(clips)
     assert len(list(corpus.glob("cache/*"))) == len(clips)
 
 
@@ -579,7 +581,7 @@ def test_a_loader_follows_the_plan_and_ends_with_its_context(corpus, hparams, cl
 def test_a_file_that_changes_while_training_is_named(hparams, clips, cache, change, workers):
     hparams = replace(hparams, cache_mels=cache)
     data = MelDataset(clips, open_mels(clips, hparams))
-    path = mel_cache.MelCache(hparams).path(clips[3]) if cache else Path(clips[3].path)
+    path = corpus.mels.MelCache(hparams).path(clips[3]) if cache else Path(clips[3].path)
     with open_loader(data, [[0, 1], [2, 3]], collate, workers) as loader:
         assert len(list(loaded(loader))) == 2
         content = path.read_bytes()

@@ -12,9 +12,9 @@ from torch.autograd import grad, gradcheck
 from torch.profiler import profile
 from torch.testing import assert_close
 
-import decoder_scan
 from data_utils import Batch
-from decoder_scan import SEGMENT, STEPS
+from decoder import scan
+from decoder.scan import SEGMENT, STEPS
 from hparams import create_hparams
 from layers import draw_mask
 from loss_function import Tacotron2Loss
@@ -39,9 +39,7 @@ def arguments(T: int, B: int = 3, H: int = 3, dtype: torch.dtype = F64) -> list[
     return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
-def decode(
-    inputs: Sequence[Tensor], recurrences=decoder_scan, **options
-) -> tuple[Tensor, Tensor, Tensor]:
+def decode(inputs: Sequence[Tensor], recurrences=scan, **options) -> tuple[Tensor, Tensor, Tensor]:
     """``lstm`` after ``attend``, as in the decoder, for texts of 6, 4, 2, 6, 4, 2, ... characters:
     hidden states, contexts and attention weights."""
     x, memory, keys, *parameters = inputs
@@ -82,7 +80,7 @@ def test_a_second_backward_is_right_or_refused():
 
 @torch.no_grad()
 def test_without_gradients_nothing_is_kept_for_backward(monkeypatch):
-    monkeypatch.setattr(decoder_scan, "SEGMENT", STEPS)
+    monkeypatch.setattr(scan, "SEGMENT", STEPS)
     T, H = 4 * STEPS, 6
     inputs = arguments(T, H=H)
     with profile(profile_memory=True) as profiler:
@@ -93,9 +91,9 @@ def test_without_gradients_nothing_is_kept_for_backward(monkeypatch):
 
 
 def test_bf16_rounds_the_products_with_lstm_weights_and_nothing_else(monkeypatch):
-    spy = Mock(wraps=decoder_scan)
+    spy = Mock(wraps=scan)
     for name in ("multiplier", "_weight_gradient"):
-        monkeypatch.setattr(decoder_scan, name, getattr(spy, name))
+        monkeypatch.setattr(scan, name, getattr(spy, name))
     inputs = [x.detach().float().requires_grad_() for x in arguments(40)]
     results = []
     for dtype in (None, torch.bfloat16):
@@ -207,9 +205,9 @@ def test_bf16_gradients_are_as_close_as_its_8_bits():
 
 
 def test_without_onednn_the_results_are_the_same(monkeypatch):
-    assert decoder_scan._has_onednn(F32) == torch.backends.mkldnn.is_available()
+    assert scan._has_onednn(F32) == torch.backends.mkldnn.is_available()
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    assert not decoder_scan._has_onednn(F32)
+    assert not scan._has_onednn(F32)
     assert_equal(build(), batch_of(*PADDED, F32), 2e-4)
 
 
@@ -220,16 +218,16 @@ def test_on_a_gpu_the_model_equals_the_reference(changes):
     assert_equal(build(**changes).to(device), batch_of(*PADDED, F32).to(device), 1e-3)
 
 
-@pytest.mark.parametrize("rows", [3, 10 * decoder_scan.FEW_ROWS])
+@pytest.mark.parametrize("rows", [3, 10 * scan.FEW_ROWS])
 @pytest.mark.parametrize("onednn", [False, True])
 def test_prepared_products_are_plain_ones(rows, onednn, monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", onednn)
     x, weight, bias = torch.randn(rows, 5), torch.randn(7, 5), torch.randn(7)
-    multiply = decoder_scan.multiplier(weight, rows)
+    multiply = scan.multiplier(weight, rows)
     assert_close(multiply(x), x @ weight.t())
     assert_close(multiply(x, bias), x @ weight.t() + bias)
     out = torch.randn(rows, 7)
     expected = out + x @ weight.t()
-    assert_close(decoder_scan.adder(weight, rows)(out, x, in_place=False), expected)
-    assert_close(decoder_scan.adder(weight, rows)(out, x), expected)
+    assert_close(scan.adder(weight, rows)(out, x, in_place=False), expected)
+    assert_close(scan.adder(weight, rows)(out, x), expected)
     assert_close(out, expected)

@@ -19,18 +19,18 @@ from torch import Tensor
 from torch.autograd import grad
 from torch.testing import assert_close
 
-import decoder_scan
-import memory
 import model as models
-from clips import Clip
+from corpus.clips import Clip
 from data_utils import training_sampler
+from decoder import scan
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
+from training import memory
 
 GPU = torch.cuda.is_available()
 if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-decoder_triton = pytest.importorskip("decoder_triton", reason="Triton is not installed")
+kernels = pytest.importorskip("decoder.triton", reason="Triton is not installed")
 DEVICE = torch.device("cuda" if GPU else "cpu")
 SHORT = [7, 5, 3], [9, 6, 1]  # text and mel lengths
 
@@ -39,23 +39,23 @@ SHORT = [7, 5, 3], [9, 6, 1]  # text and mel lengths
 def fresh_graphs(monkeypatch):
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    monkeypatch.setattr(decoder_triton, "_cannot_capture", False)
-    monkeypatch.setattr(decoder_triton, "B_MULTIPLE", 2)  # the interpreter is slow
-    monkeypatch.setattr(decoder_triton, "T_IN_MULTIPLE", 4)
-    for cache in (decoder_triton._graph, decoder_triton._pool, decoder_triton._stream):
+    monkeypatch.setattr(kernels, "_cannot_capture", False)
+    monkeypatch.setattr(kernels, "B_MULTIPLE", 2)  # the interpreter is slow
+    monkeypatch.setattr(kernels, "T_IN_MULTIPLE", 4)
+    for cache in (kernels._graph, kernels._pool, kernels._stream):
         cache.cache_clear()
 
 
 @pytest.fixture
 def graphs(monkeypatch) -> list:
     """All graphs that are made."""
-    made, plain = [], decoder_triton._Graph.__init__
+    made, plain = [], kernels._Graph.__init__
 
     def noted(graph, *arguments):
         plain(graph, *arguments)
         made.append(graph)
 
-    monkeypatch.setattr(decoder_triton._Graph, "__init__", noted)
+    monkeypatch.setattr(kernels._Graph, "__init__", noted)
     return made
 
 
@@ -119,7 +119,7 @@ def test_the_model_equals_the_reference_and_replays_its_graphs(changes):
 def test_bf16_rounds_the_products_with_lstm_weights_alone():
     inputs = arguments(9)
     results = []
-    for recurrences in (decoder_scan, decoder_triton):
+    for recurrences in (scan, kernels):
         outputs = decode(inputs, recurrences, dtype=torch.bfloat16)
         loss = sum(output.square().sum() for output in outputs)
         results.append((*outputs, *grad(loss, inputs)))
@@ -131,23 +131,23 @@ def test_similar_shapes_share_graphs_but_precisions_do_not():
     for T, B in ((5, 3), (9, 4), (3, 3)):
         inputs = arguments(T, B)
         with torch.inference_mode():
-            expected = decode(inputs, decoder_triton)
-        outputs = decode(inputs, decoder_triton)
+            expected = decode(inputs, kernels)
+        outputs = decode(inputs, kernels)
         assert_close(outputs, expected)
         outputs[0].sum().backward()
-    info = decoder_triton._graph.cache_info()
-    assert info == (14, 4, decoder_triton.MAX_GRAPHS, 4)  # hits, misses, most, now
+    info = kernels._graph.cache_info()
+    assert info == (14, 4, kernels.MAX_GRAPHS, 4)  # hits, misses, most, now
     for allowed, counts in ((False, (14, 6)), (True, (14, 8)), (False, (16, 8))):
         torch.backends.cuda.matmul.allow_tf32 = allowed
-        decode(arguments(5, 5), decoder_triton)
-        assert decoder_triton._graph.cache_info()[:2] == counts
+        decode(arguments(5, 5), kernels)
+        assert kernels._graph.cache_info()[:2] == counts
 
 
 def test_graphs_of_all_shapes_share_the_memory_of_the_largest(graphs):
-    decoder_triton._flat.clear()
+    kernels._flat.clear()
     memory = []
     for B in (6, 4, 2):
-        sum(output.sum() for output in decode(arguments(2, B), decoder_triton)).backward()
+        sum(output.sum() for output in decode(arguments(2, B), kernels)).backward()
         buffers = [buffer for graph in graphs for buffer in (*graph.constants, *graph.tensors)]
         memory.append({b.untyped_storage().data_ptr() for b in buffers if b is not None})
     assert len(graphs) == 3 * 4  # two loops, forward and backward
@@ -157,10 +157,10 @@ def test_graphs_of_all_shapes_share_the_memory_of_the_largest(graphs):
 def test_a_clip_attends_as_it_would_without_the_longer_texts_of_its_batch():
     x, memory, keys, *parameters = arguments(5)
     padding = torch.zeros(memory.shape[:2], dtype=torch.bool, device=DEVICE)
-    alone = decoder_triton.attend(x, memory, keys, padding, *parameters[:6])
+    alone = kernels.attend(x, memory, keys, padding, *parameters[:6])
     longer = [F.pad(tensor, (0, 0, 0, 60), value=7.0) for tensor in (memory, keys)]
     padding = F.pad(padding, (0, 60), value=True)
-    beside = decoder_triton.attend(x, *longer, padding, *parameters[:6])
+    beside = kernels.attend(x, *longer, padding, *parameters[:6])
     for here, there in zip(alone, beside, strict=True):
         assert torch.equal(here, there[..., : here.size(2)])
 
@@ -175,33 +175,33 @@ def test_the_trial_captures_the_graphs_of_a_whole_run():
     optimizer = torch.optim.Adam(model.to(DEVICE).parameters())
     trial = memory.largest_batches(clips, sampler, range(2))
     memory.try_batches(model, Tacotron2Loss(), optimizer, items, *trial, hparams, Mock())
-    before = decoder_triton._graph.cache_info()
+    before = kernels._graph.cache_info()
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for indices in sampler:
             memory.fits(model, Tacotron2Loss(), optimizer, [items[i] for i in indices])
-    after = decoder_triton._graph.cache_info()
+    after = kernels._graph.cache_info()
     assert after.misses == before.misses and after.hits > before.hits
 
 
 def test_a_failed_capture_is_one_line_and_the_kernels_go_on(graphs, monkeypatch, capsys):
     inputs = arguments(5)
-    expected = decode(inputs, decoder_triton)
+    expected = decode(inputs, kernels)
     cuda = MagicMock(OutOfMemoryError=torch.cuda.OutOfMemoryError)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "cuda", cuda)
         cuda.graph.side_effect = cuda.OutOfMemoryError("CUDA out of memory")
         with pytest.raises(cuda.OutOfMemoryError):
             graphs[0]._capture()
-        assert not decoder_triton._cannot_capture
+        assert not kernels._cannot_capture
         failure = "operation not permitted when capturing\nCompile with ..."
         cuda.graph.side_effect = RuntimeError(failure)
-        assert graphs[0]._capture() is None and decoder_triton._cannot_capture
+        assert graphs[0]._capture() is None and kernels._cannot_capture
     (warning,) = capsys.readouterr().out.splitlines()
     assert "(operation not permitted when capturing); continuing without graphs" in warning
     for graph in graphs:
         graph.graph = None
-    assert_close(decode(inputs, decoder_triton), expected, rtol=0, atol=0)
+    assert_close(decode(inputs, kernels), expected, rtol=0, atol=0)
 
 
 # The choice
@@ -223,7 +223,7 @@ def test_the_kernels_are_chosen_on_a_gpu_that_can_and_never_end_a_run(monkeypatc
     model = build(decoder="auto").to(DEVICE)
     monkeypatch.setattr(models, "fastest_decoder", lambda *_: ("triton", ""))
     assert model.check_fast_path(batch) == [] and model.decoder.implementation == "triton"
-    monkeypatch.setattr(decoder_triton, "attend", Mock(side_effect=RuntimeError("no kernel image")))
+    monkeypatch.setattr(kernels, "attend", Mock(side_effect=RuntimeError("no kernel image")))
     (note,) = build(decoder="auto").to(DEVICE).check_fast_path(batch)
     assert "decoder=triton fails (RuntimeError: no kernel image); training uses decoder" in note
     monkeypatch.setattr(models, "fastest_decoder", lambda *_: ("scan", "Triton cannot be used"))
@@ -234,7 +234,7 @@ def test_the_kernels_are_chosen_on_a_gpu_that_can_and_never_end_a_run(monkeypatc
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_kernels_compile_for_every_gpu_and_spill_nothing(precision):
-    script = Path(decoder_triton.__file__).parent / "benchmarks/gpu_kernels.py"
+    script = Path(kernels.__file__).parents[1] / "benchmarks/gpu_kernels.py"
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, script, "--precision", precision]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True).stdout

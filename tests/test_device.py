@@ -9,8 +9,8 @@ import torch
 
 import train
 from cli import UserError
-from device import choose_device, full_precision, why_no_gpu
 from hparams import create_hparams
+from training.device import choose_device, full_precision, why_no_gpu
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 

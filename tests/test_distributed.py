@@ -8,22 +8,23 @@ import pytest
 import torch
 from conftest import NO_DROPOUT, Forked, records
 
-import checkpoint
 from cli import StopSignals, UserError
+from corpus.mels import open_mels
 from data_utils import MelDataset, collate, load_data, training_sampler, validation_batches
 from hparams import create_hparams
 from loaders import open_loader
 from loss_function import Tacotron2Loss
-from mel_cache import open_mels
 from model import Tacotron2
-from validation import validate
+from training import checkpoint
+from training.validation import validate
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMED = {"duration", "minutes", "frames_per_second", "data_wait", "peak_memory_gib"}
 
 # What happens in rank 1 alone, before its fourth step.
 FAULT = """
-import os, signal, distributed, numpy as np, train
+import os, signal, numpy as np, train
+from training import distributed
 too_large, n_steps = train.memory.too_large, 0
 def fault(batch):
     global n_steps

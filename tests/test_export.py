@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from benchmarks.soak import MODEL
-from checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from cli import UserError
 from hparams import HParams, create_hparams
 from model import Tacotron2
 from scripts import export, synthesize
+from training.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 
 TRAINED = Path(__file__).parent / "old_run" / "checkpoint_00000003.pt"  # by train.py
 

@@ -9,9 +9,9 @@ from conftest import TINY
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import decoder_scan
 import model as model_file
 from data_utils import Batch
+from decoder import scan
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
@@ -23,16 +23,16 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def no_kernels(monkeypatch):
-    """Kernels of decoder_triton start, but do nothing."""
-    decoder_triton = pytest.importorskip("decoder_triton", reason="Triton is not installed")
-    kernel = type(decoder_triton.lstm_step)
+    """Kernels of kernels start, but do nothing."""
+    kernels = pytest.importorskip("decoder.triton", reason="Triton is not installed")
+    kernel = type(kernels.lstm_step)
     started = Mock()
     monkeypatch.setattr(kernel, "run", started)
-    monkeypatch.setattr(decoder_triton._Graph, "_capture", lambda _: None)
-    monkeypatch.setattr(decoder_triton, "_flat", {})
-    decoder_triton._graph.cache_clear()
+    monkeypatch.setattr(kernels._Graph, "_capture", lambda _: None)
+    monkeypatch.setattr(kernels, "_flat", {})
+    kernels._graph.cache_clear()
     yield started
-    decoder_triton._graph.cache_clear()
+    kernels._graph.cache_clear()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def fused_cell(monkeypatch):
     def cell(gates, recurrent, before):
         return torch.empty_like(before), torch.empty_like(before), gates + recurrent
 
-    monkeypatch.setattr(decoder_scan, "_fused_cell", cell)
+    monkeypatch.setattr(scan, "_fused_cell", cell)
 
 
 NO_KERNELS = "empty", "new_empty", "detach", "alias", "device", "_unsafe_view"
@@ -71,10 +71,10 @@ def test_a_frame_of_scan_starts_at_most_50_kernels(fused_cell):
             inputs = [torch.zeros(shape, requires_grad=True) for shape in shapes + weights]
             padding, mask = torch.zeros(B, T_in).bool(), torch.ones(T, B, H).bool()
             options = {"mask": mask, "scale": 1.1}
-            outputs = decoder_scan.attend(*inputs[:3], padding, *inputs[3:], **options)
+            outputs = scan.attend(*inputs[:3], padding, *inputs[3:], **options)
             second = [(4 * H, H + E), (4 * H, H), (4 * H,)]
             second = [torch.zeros(shape, requires_grad=True) for shape in second]
-            hidden = decoder_scan.lstm(outputs[0], *second, **options)
+            hidden = scan.lstm(outputs[0], *second, **options)
             backward(hidden)
             backward(*outputs)
         counts.append(launches.count)
@@ -105,7 +105,7 @@ def test_every_tensor_is_on_the_gpu(decoder, precision, monkeypatch, request, fu
         return call
 
     for name in ("lstm", "attend"):
-        monkeypatch.setattr(decoder_scan, name, noted(getattr(decoder_scan, name)))
+        monkeypatch.setattr(scan, name, noted(getattr(scan, name)))
     # Their shapes depend on values, which fake tensors do not have.
     monkeypatch.setattr(model_file, "pack_padded_sequence", lambda x, *_, **__: x)
     monkeypatch.setattr(model_file, "pad_packed_sequence", lambda x, **_: (x, None))

@@ -10,7 +10,7 @@ import soundfile
 from conftest import TINY, write_tone
 
 from cli import UserError
-from clips import load_clips, report_unknown_characters
+from corpus.clips import load_clips, report_unknown_characters
 from data_utils import load_data
 from hparams import create_hparams
 from scripts import prepare_corpus, synthesize

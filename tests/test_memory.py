@@ -11,16 +11,16 @@ import pytest
 import torch
 from conftest import Forked, build
 
-import memory
 import train
 from benchmarks import soak
-from checkpoint import load_newest
 from cli import UserError
-from clips import Clip
+from corpus.clips import Clip
 from data_utils import MelDataset, training_sampler
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from scripts import find_batch_capacity
+from training import memory
+from training.checkpoint import load_newest
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from test_prepare_ljspeech import make_corpus, printed_settings
 
 from cli import UserError
-from clips import Clip, load_clips
+from corpus.audio import MelSpectrogram
+from corpus.clips import Clip, load_clips
 from hparams import create_hparams
-from layers import MelSpectrogram
 from scripts import prepare_corpus as prepare
 
 ROOT = Path(__file__).resolve().parent.parent

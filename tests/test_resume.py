@@ -24,17 +24,15 @@ from conftest import Forked, records, write_tone
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_post_hook as after_each_step
 
-import checkpoint
 import data_utils
-import memory
 import train
-import validation
 from benchmarks import soak
-from checkpoint import checkpoints, load_checkpoint, load_newest
 from cli import UserError
-from logger import RunLogger, Sample
 from model import Tacotron2
 from scripts import compare_runs
+from training import checkpoint, memory, validation
+from training.checkpoint import checkpoints, load_checkpoint, load_newest
+from training.logger import RunLogger, Sample
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINED = str(ROOT / "tests/old_run/checkpoint_00000003.pt")

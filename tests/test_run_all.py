@@ -21,12 +21,12 @@ import pytest
 import data_utils
 from cli import UserError, exit_on_user_error
 from hparams import HParams, create_hparams, format_overrides
-from logger import RunLogger
 from scripts import plot_batching, prepare_corpus, run_all
 from scripts.paper import BATCHING, EXPERIMENTS, experiment_settings
 from scripts.plot_batching import ljspeech_lengths, subset
 from scripts.runs import difference
 from tests.conftest import TINY, WORDS, records, write_tone
+from training.logger import RunLogger
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import build
 
-from checkpoint import load_checkpoint, save_checkpoint
 from cli import UserError
-from logger import draw_alignment, render
 from scripts import evaluate
 from speech import Spoken, attention_errors, mel_cepstral_distortion, speak
-from validation import stop_errors
+from training.checkpoint import load_checkpoint, save_checkpoint
+from training.logger import draw_alignment, render
+from training.validation import stop_errors
 
 TRAINED = Path(__file__).parent / "old_run" / "checkpoint_00000003.pt"
 TEXT, FRAMES = "we saw the harbor at noon", 4  # frames per symbol

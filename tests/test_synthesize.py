@@ -15,15 +15,15 @@ import torch
 from conftest import TINY
 from hypothesis import strategies as st
 
-from checkpoint import load_checkpoint, save_checkpoint
 from cli import UserError
-from clips import load_clips
+from corpus.clips import load_clips
+from corpus.mels import open_mels
 from data_utils import MelDataset, collate
 from hparams import PRESETS, HParams, create_hparams
-from mel_cache import open_mels
 from model import Tacotron2
 from scripts import synthesize
 from speech import load_model
+from training.checkpoint import load_checkpoint, save_checkpoint
 
 TRAINED = Path(__file__).parent / "old_run" / "checkpoint_00000003.pt"  # by train.py
 

@@ -17,19 +17,19 @@ from conftest import NO_DROPOUT, records
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import logger
 import train
-from checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from cli import StopSignals, UserError
-from clips import load_clips
+from corpus.clips import load_clips
+from corpus.mels import open_mels
 from data_utils import MelDataset, collate
-from device import choose_device, device_name
 from hparams import MAY_CHANGE, create_hparams
 from loaders import open_loader
 from loss_function import Tacotron2Loss, alignment_scores
-from mel_cache import open_mels
 from model import Attention, Tacotron2
-from validation import validate
+from training import logger
+from training.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from training.device import choose_device, device_name
+from training.validation import validate
 
 ROOT = Path(__file__).resolve().parent.parent
 

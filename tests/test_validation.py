@@ -6,10 +6,10 @@ from torch import nn
 
 from benchmarks import soak
 from cli import StopSignals
+from corpus.mels import open_mels
 from data_utils import MelDataset, load_data, training_sampler
 from hparams import create_hparams
-from mel_cache import open_mels
-from validation import precise_batch_norm
+from training.validation import precise_batch_norm
 
 ALWAYS = {"event", "epoch", "step"}  # in a record, beside its scalars
 

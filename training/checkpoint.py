@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import nn
 
-import distributed
 from cli import DISK_FULL, UserError
 from files import replacing, sync_names
 from hparams import (
@@ -35,6 +34,7 @@ from hparams import (
     quote,
     recorded_hparams,
 )
+from training import distributed
 
 BEST = "checkpoint_best.pt"
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 import torch
 
 from cli import UserError
-from distributed import LOCAL_WORLD_SIZE, SEVERAL
 from hparams import HParams
+from training.distributed import LOCAL_WORLD_SIZE, SEVERAL
 
 
 def choose_device(hparams: HParams) -> torch.device:

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from cli import UserError
+from corpus.audio import griffin_lim
 from hparams import HParams
-from layers import griffin_lim
 from speech import Spoken
 
 # TensorBoard's tab Custom Scalars: what to look at first. Over epochs, so that strategies compare.

@@ -18,16 +18,16 @@ import torch
 from torch.optim import Adam, Optimizer
 
 from batching import EpochBatchSampler
-from checkpoint import random_state, set_random_state
 from cli import StopSignals, UserError
-from clips import Clip
+from corpus.clips import Clip
 from data_utils import Batch, Item, MelDataset, batch_capacity, collate, training_sampler
-from decoder_scan import STEPS
-from device import choose_device, is_out_of_memory, peak_memory, synchronize
+from decoder.scan import STEPS
 from hparams import HParams
 from layers import kept_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
+from training.checkpoint import random_state, set_random_state
+from training.device import choose_device, is_out_of_memory, peak_memory, synchronize
 
 
 def too_large(batch: Batch) -> str:
@@ -85,8 +85,8 @@ def try_batches(
     stop: StopSignals,
 ) -> None:
     """Run forward and backward passes of each batch, then of a few frames of each of ``shapes``
-    (B, T_in) that has CUDA graphs of its own. Leaves the model as it was; but if decoder_triton
-    fails, the model uses decoder_scan from then on.
+    (B, T_in) that has CUDA graphs of its own. Leaves the model as it was; but if decoder.triton
+    fails, the model uses scan from then on.
 
     Raises:
         UserError: a batch does not fit; the message suggests a setting that does.

@@ -15,13 +15,13 @@ from tqdm import tqdm
 
 from cli import StopSignals, progress_bar
 from data_utils import VALIDATION_SEED, Batch, MelDataset, collate
-from device import full_precision
-from distributed import RANK, WORLD_SIZE, gathered, take_buffers
 from layers import kept_buffers, length_mask
 from loaders import loaded
-from logger import Sample
 from loss_function import Tacotron2Loss, alignment_scores
 from model import Output, Tacotron2
+from training.device import full_precision
+from training.distributed import RANK, WORLD_SIZE, gathered, take_buffers
+from training.logger import Sample
 
 
 @torch.no_grad()
