@@ -25,10 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
-from benchmarks.bench_data import write_noise
 
 from benchmarks.bench_step import Shape, epoch_shapes, noise_batch, open_pool, take_step
-from benchmarks.soak import MODEL
+from benchmarks.soak import MODEL, write_noise
 from cli import ArgumentParser, exit_on_user_error
 from hparams import create_hparams
 from model import Tacotron2

@@ -16,14 +16,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
+import soundfile
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.bench_data import write_noise
 
 from batching import STRATEGIES
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
@@ -42,6 +44,16 @@ DATA = (
     "mel_cache_dir={0}/cache,batch_size=3,bucket_size=6,n_bins=2,epochs_per_validation=3,"
     "epochs_per_checkpoint=2,checkpoint_minutes=1e-9"  # after every batch: many kills hit a save
 )
+
+
+def write_noise(corpus: Path, n_samples: Iterable[int]) -> None:
+    """Write clips of noise, in LJSpeech's layout."""
+    rng, rows = np.random.default_rng(0), []
+    (corpus / "wavs").mkdir()
+    for i, n in enumerate(n_samples):
+        soundfile.write(corpus / f"wavs/{i}.wav", rng.uniform(-0.3, 0.3, n), 22050)
+        rows.append(f"{i}|{'noise ' * (n // 9384 + 1)}\n")
+    (corpus / "metadata.csv").write_text("".join(rows))
 
 
 def start(output: Path, settings: str) -> subprocess.Popen:

@@ -64,7 +64,7 @@ def magnitudes(mel: Tensor, hparams: Any) -> np.ndarray:
     float64.
 
     By ten multiplicative updates (Lee and Seung 1999), which keep them from becoming negative.
-    Those from the pseudo-inverse are further from speech (benchmarks/bench_griffin_lim.py).
+    Those from the pseudo-inverse are further from speech.
     """
     log_mel = torch.nan_to_num(mel.double()).clamp(-12, 8)  # an untrained model may predict any
     mel, basis = log_mel.exp().cpu().numpy(), mel_basis(hparams)

@@ -20,9 +20,7 @@ import soundfile
 import torch
 
 import train
-from benchmarks.bench_step import noise_batch as noise_batch
-from benchmarks.soak import MODEL
-from data_utils import Batch
+from data_utils import Batch, Item, collate
 from hparams import HParams, create_hparams
 from model import Tacotron2
 from training import logger
@@ -45,6 +43,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (*longest, item.path.stem).index(item.path.stem))
 
 
+MODEL = (
+    "symbols_embedding_dim=8,encoder_embedding_dim=8,prenet_dim=8,attention_rnn_dim=12,"
+    "attention_dim=6,attention_location_n_filters=4,attention_location_kernel_size=5,"
+    "decoder_rnn_dim=10,postnet_embedding_dim=8,n_mel_channels=10"
+)
 # DECODER=reference bash scripts/test.sh runs every test with another decoder.
 TINY = f"decoder={os.environ.get('DECODER', 'scan')},{MODEL},num_workers=0,"
 WORDS = ("one", "two tones", "three more tones", "a tone", "the longest of all these tones")
@@ -181,6 +184,17 @@ def records(output: Path, event: str = "") -> list[dict]:
 @pytest.fixture
 def tiny() -> HParams:
     return create_hparams(TINY)
+
+
+def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int]) -> Batch:
+    """Clips of random ids and mels of the given lengths."""
+    generator = torch.Generator().manual_seed(0)
+    items = []
+    for T_in, T_out in zip(text_lengths, mel_lengths, strict=True):
+        ids = torch.randint(1, hparams.n_symbols, (T_in,), generator=generator)
+        mel = torch.randn(T_out, hparams.n_mel_channels, generator=generator)
+        items.append(Item(len(items), ids, mel))
+    return collate(items)
 
 
 @pytest.fixture

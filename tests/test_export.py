@@ -9,11 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import NO_DROPOUT, TINY, build, records
+from conftest import MODEL, NO_DROPOUT, TINY, build, records
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from benchmarks.soak import MODEL
 from cli import UserError
 from hparams import HParams, create_hparams
 from model import Tacotron2
