@@ -29,7 +29,6 @@ from corpus.clips import (
     read_clips,
     refuse,
     report_unknown_characters,
-    report_unused_symbols,
 )
 from corpus.mels import MelCache, Mels
 from hparams import HParams
@@ -74,7 +73,6 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
             f"{' and '.join(names)} list; use the folder that their paths start from"
         )
     report_unknown_characters(((clip.location, clip.text) for clip in train + val), hparams)
-    report_unused_symbols(train, hparams)
 
     cache = MelCache(hparams)
     train_problems += _too_long(train, hparams)
