@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import soundfile
 
-from cli import UserError, progress_bar
-from files import make_folder, replacing
+from cli import UserError, make_folder, progress_bar, replacing
 from hparams import HParams, audio_settings, format_overrides
 from text import alphabet, clean_text, text_to_sequence, unknown_characters
 

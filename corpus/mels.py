@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cli import UserError
+from cli import UserError, make_folder, replacing
 from corpus.audio import MelSpectrogram
 from corpus.clips import Clip, in_threads, read_samples
-from files import make_folder, replacing
 from hparams import AUDIO, HParams
 
 MEL_VERSION = 1  # raise it when MelSpectrogram changes its values: old files are then ignored
@@ -71,7 +70,7 @@ class MelCache:
             return False
 
     def save(self, clip: Clip, mel: np.ndarray) -> None:
-        with replacing(self.path(clip), shared=True) as file:
+        with replacing(self.path(clip)) as file:
             np.save(file, mel)
 
     def __call__(self, clip: Clip) -> np.ndarray:
