@@ -113,8 +113,7 @@ def refuse_other_data(
 
 def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     """The training and the validation clips, checked: lists, texts, headers, and the samples of
-    those whose mels are not cached. Characters without a symbol are printed, and symbols of no
-    text.
+    those whose mels are not cached. Characters without a symbol are printed.
 
     Raises:
         UserError: all problems, one per line. With ``on_bad_clip=skip`` bad clips are printed and

@@ -119,10 +119,6 @@ def read_clips(
         UserError: a setting is wrong, or a filelist cannot be read or is empty.
     """
     folders = data_folders(filelists, hparams)
-    try:
-        text_to_sequence("", hparams.text_cleaners)
-    except ValueError as error:
-        raise UserError(f"setting text_cleaners: {error}") from None
     lines, problems = [], []
     for name, folder in zip(filelists.split("+"), folders, strict=True):
         for location, line in read_lines(name.strip()):
@@ -134,7 +130,7 @@ def read_clips(
                 problems.append(Problem(location, f"{line.strip()!r} is not path|text; {fix}"))
     if not lines and not problems:
         raise UserError(f"{filelists}: has no clips; write lines of path|text")
-    clips, of_clips = check_clips(lines, hparams, locations)
+    clips, of_clips = check_clips(lines, hparams, locations, check_wav)
     return clips, sorted(problems + of_clips, key=Problem.line)
 
 
@@ -172,7 +168,7 @@ def read_lines(file: str | Path) -> list[tuple[str, str]]:
     return [(f"{file}:{number}", line) for number, line in lines if line.strip()]
 
 
-def write_lines(file: Path, lines: Sequence[str], unit: str = "clips") -> None:
+def write_lines(file: Path, lines: Sequence[str]) -> None:
     """Writes a filelist, whole or not at all. Raises :class:`UserError` if it exists with other
     lines."""
     if not file.exists():
@@ -180,11 +176,10 @@ def write_lines(file: Path, lines: Sequence[str], unit: str = "clips") -> None:
         with replacing(file) as stream:
             stream.write("".join(f"{line}\n" for line in lines).encode())
     elif (existing := [line for _, line in read_lines(file)]) != list(lines):
-        raise UserError(
-            f"{file}: already has {len(existing):,} lines, and not the {len(lines):,} of this run "
-            f"({len({*existing} & {*lines}):,} in both); rename it or delete it"
+        counts = (
+            f"already has {len(existing):,} lines, which are not the {len(lines):,} of this run"
         )
-    print(f"{file}: {len(lines):,} lines")
+        raise UserError(f"{file}: {counts}; rename it or delete it")
 
 
 # Clips
@@ -194,19 +189,19 @@ def check_clips(
     lines: Iterable[Line],
     hparams: HParams,
     locations: dict[Any, str],
-    check_audio: Callable[[str, HParams], tuple[int, Stamp]] | None = None,
+    check_audio: Callable[[str, HParams], tuple[int, Stamp]],
 ) -> tuple[list[Clip], list[Problem]]:
     """The clips of ``lines``, and the problems of the lines that give none. Samples are not read.
 
     Args:
         locations: of each sound file so far, which no other line may name; those of ``lines`` are
             added.
-        check_audio: instead of :func:`check_wav`.
+        check_audio: number of samples and stamp of a sound file, as :func:`check_wav`.
     """
     clips, problems = [], []
     for line in progress_bar(lines, "checking lines", unit="clip", leave=False):
         try:
-            clip = _check_clip(line, hparams, check_audio or check_wav)
+            clip = _check_clip(line, hparams, check_audio)
             first = locations.setdefault((clip.stamp.device, clip.stamp.inode), line.location)
             if first != line.location:
                 raise UserError(f"{clip.path} is on {first} too; keep one")
