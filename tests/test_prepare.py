@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from conftest import TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from corpus.audio import MelSpectrogram
 from corpus.clips import Clip, load_clips
 from hparams import HParams, create_hparams
 from scripts import prepare_corpus, prepare_ljspeech
+from speech import load_model
 
 RATE = 22050
 
@@ -156,6 +158,45 @@ def test_settings_follow_from_the_rate_and_no_mel_band_is_empty(rate, capsys):
     assert window <= fft < 2 * window and fft.bit_count() == 1  # the next power of two
     assert (MelSpectrogram(hparams).mel_basis.sum(1) > 0).all()
     assert load_clips(hparams.training_files, hparams)[0].n_frames == rate // 10 // hop + 1
+
+
+# Languages
+
+
+def write_texts(*texts):
+    for i in range(len(texts)):
+        write(f"c/wavs/{i}.wav")
+    write("c/metadata.csv", "".join(f"{i}|{text}\n" for i, text in enumerate(texts)))
+
+
+def test_german_is_prepared_and_trained_and_its_checkpoint_has_the_alphabet(run, capsys):
+    write_texts("Grüß Gott!", "Öl, süß.", "Wo ist Jörg?", "Über Äpfel", "Die Tür", "Käse")
+    call("c --name de --text_cleaners basic_cleaners")
+    settings = shlex.split(capsys.readouterr().out.splitlines()[-1])[-1]
+    assert settings.endswith("text_cleaners=basic_cleaners,symbols=@filelists/de_symbols.txt")
+    symbols = " !,.?bdefgijkloprstwßäöü"
+    assert Path("filelists/de_symbols.txt").read_text(encoding="utf-8") == f"{symbols}\n"
+    assert run("run", f"{TINY}{settings},batch_size=2,epochs=1,check_memory=False") == 0
+    assert "has no symbol" not in capsys.readouterr().out
+    shutil.rmtree("filelists")
+    assert load_model(Path("run/checkpoint_best.pt")).hparams.symbols == symbols
+
+
+def test_the_alphabet_of_a_corpus_has_all_that_its_texts_have(capsys):
+    """What cannot be a symbol is named."""
+    write_texts("Ёж @ дом_", "ежа 12", "Е\u0308ж ежа дом", "дом_ ж", "ежа, «ё» @ е, жж")
+    call("c --name x --text_cleaners basic_cleaners")
+    symbols = Path("filelists/x_symbols.txt").read_text(encoding="utf-8")
+    assert symbols == " ,12«»адежмоё@\n"
+    printed = capsys.readouterr().out
+    assert "14 symbols; the rarest and their uses are '1' 1, '2' 1, '«' 1, " in printed
+    assert "note: the texts have digits; spell numbers out" in printed
+    assert "note: c/metadata.csv:1: '_' (U+005F) has no symbol and is left out (in 2" in printed
+    write_texts("дом {B}", "...", "дом", "дом", "дом }")
+    lines = refusal("c --name y --text_cleaners basic_cleaners")
+    problems = "'{B}' at character 5 of the text", "text '...' has nothing", "'}' at character 5"
+    for line, n, problem in zip(lines, (1, 2, 5), problems, strict=True):
+        assert line.startswith(f"c/metadata.csv:{n}: {problem}")
 
 
 # The split
