@@ -89,7 +89,7 @@ def refuse(problems: Sequence[Problem | str]) -> None:
 def in_threads(function: Callable, items: Sequence, name: str) -> list:
     """``[function(item) for item in items]``, by a thread for each core. soundfile, numpy and
     torch release the interpreter, so threads compute at once."""
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    pool = ThreadPoolExecutor(os.cpu_count())
     try:
         return list(progress_bar(pool.map(function, items), name, len(items), unit="clip"))
     finally:  # after an error or Ctrl-C, items that have not begun are left

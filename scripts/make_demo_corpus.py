@@ -15,6 +15,7 @@ import ctypes
 import os
 import random
 import re
+import signal
 import sys
 import wave
 from pathlib import Path
@@ -170,7 +171,7 @@ def make_clip(engine: Engine, wav: Path, seconds: float) -> str:
     noise = np.random.default_rng(rng.getrandbits(64))
     samples = noise.integers(-2, 3, len(speech) + 2 * start)
     samples[start : start + len(speech)] += speech
-    with wave.open(str(wav), "wb") as file:
+    with replacing(wav) as part, wave.open(part, "wb") as file:
         file.setparams((1, 2, SAMPLING_RATE, 0, "NONE", None))
         file.writeframes(np.clip(samples, -32768, 32767).astype("<i2").tobytes())
     return text
@@ -187,6 +188,7 @@ def make_corpus(folder: Path, n_clips: int, scale: float) -> None:
     elif metadata.exists():
         print(f"{folder}: already there, {n_clips:,} clips")
         return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an exception in espeak's callback would be lost
     engine, lines, total = Engine(), [], draw_seconds(n_clips, scale)
     make_folder(folder / "wavs")
     made_with.write_text(arguments)

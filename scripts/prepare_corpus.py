@@ -68,11 +68,13 @@ def read_corpus(corpus: Path, speaker: str = "") -> tuple[list[Line], list[Probl
     other lines."""
     if not corpus.is_dir():
         raise UserError(f"{corpus}: no such folder; give the corpus's")
-    if not (corpus / "metadata.csv").is_file():
-        return read_pairs(corpus, speaker)
-    if speaker:
-        raise UserError(f"--speaker {speaker}: {corpus}/metadata.csv names none; leave it out")
-    return read_table(corpus)
+    if (corpus / "metadata.csv").is_file():
+        if speaker:
+            raise UserError(f"--speaker {speaker}: {corpus}/metadata.csv names none; leave it out")
+        return read_table(corpus)
+    if inside := sorted(corpus.glob("*/metadata.csv")):
+        raise UserError(f"{corpus}: has no metadata.csv; give a corpus, as {inside[0].parent}")
+    return read_pairs(corpus, speaker)
 
 
 def read_table(corpus: Path) -> tuple[list[Line], list[Problem]]:
@@ -193,7 +195,8 @@ def convert_clip(work: tuple[Clip, Path], rate: int, trim_db: float) -> float | 
     steps = np.rint(samples * (32768 / max(peak, 1))).clip(-32768, 32767).astype(np.int16)
     content = io.BytesIO()  # soundfile ignores that a disk is full
     soundfile.write(content, steps, rate, "PCM_16", format="WAV")
-    wav.write_bytes(content.getbuffer())
+    with replacing(wav) as file:
+        file.write(content.getbuffer())
     return (n_samples - len(samples)) / rate
 
 
