@@ -111,19 +111,19 @@ def read_pairs(corpus: Path, speaker: str) -> tuple[list[Line], list[Problem]]:
     lines, problems = [], []
     for path in audio:
         name = path.stem.removesuffix("_mic1")
-        beside = [path.with_name(f"{name}{ending}") for ending in (".normalized.txt", ".txt")]
-        texts = [*beside, Path("txt", *path.parts[1:-1], f"{name}.txt")]
-        text = next((text for text in texts if text in files), texts[1])
-        location, content = f"{corpus / text}:1", ""
-        if text in files:
-            content = " ".join(" ".join(line for _, line in read_lines(corpus / text)).split())
-        if text not in files:
+        beside, mirrored = path.with_name(f"{name}.txt"), Path("txt", *path.parts[1:-1])
+        candidates = path.with_name(f"{name}.normalized.txt"), beside, mirrored / f"{name}.txt"
+        text = next((file for file in candidates if file in files), None)
+        if text is None:
             fix = "write its text, this file, or remove the audio"
-            problems.append(Problem(location, f"{path}: has no text; {fix}"))
-        elif "|" in content:
-            problems.append(Problem(location, f"{content!r} has a |; leave it out"))
+            problems.append(Problem(f"{corpus / beside}:1", f"{path}: has no text; {fix}"))
+            continue
+        content = " ".join(line for _, line in read_lines(corpus / text))
+        if "|" in content:
+            problems.append(Problem(f"{corpus / text}:1", f"{content!r} has a |; leave it out"))
         else:
-            lines.append(Line(location, str(corpus / path), content))
+            content = " ".join(content.split())
+            lines.append(Line(f"{corpus / text}:1", str(corpus / path), content))
     if not lines:
         of_speaker = f"--speaker {speaker}: " if speaker else ""
         missing = "has no metadata.csv, and no wav or flac with a text"

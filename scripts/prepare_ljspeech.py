@@ -33,9 +33,11 @@ def obtain(data_dir: Path) -> Path:
     """Returns LJSpeech's folder in ``data_dir``. If it is missing, extracts it from the archive
     there, which is downloaded if it is missing or another file."""
     corpus, archive = data_dir / CORPUS, data_dir / ARCHIVE
-    if corpus.exists():
+    if (corpus / "metadata.csv").is_file():
         print(f"{corpus}: already there")
         return corpus
+    if corpus.exists():
+        raise UserError(f"{corpus}: has no metadata.csv; remove it and run again")
     make_folder(data_dir, "give another --data_dir")
     needed = EXTRACTED_SIZE + SIZE * (not archive.exists())
     if (free := shutil.disk_usage(data_dir).free) < needed:
