@@ -31,7 +31,6 @@ from corpus.clips import (
     read_clips,
     refuse,
     report_unknown_characters,
-    report_unused_symbols,
 )
 from corpus.mels import MelCache, Mels, open_mels
 from hparams import HParams
@@ -114,8 +113,7 @@ def refuse_other_data(
 
 def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     """The training and the validation clips, checked: lists, texts, headers, and the samples of
-    those whose mels are not cached. Characters without a symbol are printed, and symbols of no
-    text.
+    those whose mels are not cached. Characters without a symbol are printed.
 
     Raises:
         UserError: all problems, one per line. With ``on_bad_clip=skip`` bad clips are printed and
@@ -143,7 +141,6 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
             f"{' and '.join(names)} list; use the folder that their paths start from"
         )
     report_unknown_characters(((clip.location, clip.text) for clip in train + val), hparams)
-    report_unused_symbols(train, hparams)
 
     cache = MelCache(hparams)
     train_problems += _too_long(train, hparams)
