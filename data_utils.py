@@ -4,7 +4,6 @@ filelists --load_data--> clips --open_mels--> mels --MelDataset, collate--> Batc
 """
 
 import dataclasses
-import inspect
 import math
 import os
 import zlib
@@ -183,25 +182,31 @@ def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampl
             f"setting batch_size={hparams.batch_size}: {hparams.training_files} has {len(clips)} "
             f"clips; use at most {len(clips)}"
         )
-    names = inspect.signature(EpochBatchSampler).parameters
-    settings = {name: getattr(hparams, name) for name in names if hasattr(hparams, name)}
     return EpochBatchSampler(
         [clip.n_frames for clip in clips],
         strategy=hparams.batching_strategy,
+        batch_size=hparams.batch_size,
+        dynamic_batch_size=hparams.dynamic_batch_size,
+        batch_randomization=hparams.batch_randomization,
         capacity=batch_capacity(hparams),
+        seed=hparams.seed,
+        longest_first=hparams.longest_first,
+        lrf=hparams.lrf,
+        bucket_size=hparams.bucket_size,
+        bucket_edges=hparams.bucket_edges,
+        n_buckets=hparams.n_buckets,
+        n_bins=hparams.n_bins,
         num_replicas=WORLD_SIZE,
         rank=RANK,
-        **settings,
     )
 
 
 def frames_of_steps(sampler: EpochBatchSampler) -> np.ndarray:
     """Frames of each process's batch at each step of the epoch, with padding and without:
     (n_steps, n_processes, 2)."""
-    plan = sampler.plan
-    lengths, starts = sampler.lengths[plan.order].astype(np.int64), plan.ends - plan.sizes
-    padded = plan.sizes * np.maximum.reduceat(lengths, starts)
-    return np.stack([padded, np.add.reduceat(lengths, starts)], -1)[sampler.steps]
+    batches = [sampler.lengths[batch] for batch in sampler.plan]
+    frames = [(len(lengths) * lengths.max(), lengths.sum()) for lengths in batches]
+    return np.array(frames)[sampler.steps]
 
 
 def validation_batches(clips: Sequence[Clip], hparams: HParams) -> list[list[int]]:

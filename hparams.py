@@ -113,10 +113,10 @@ class HParams:
     def __post_init__(self) -> None:
         may_be_zero = {
             "seed", "num_workers", "batch_capacity", "batch_capacity_seconds", "mel_fmin",
-            "weight_decay", "guided_attention_weight", "checkpoint_minutes",
+            "weight_decay", "guided_attention_weight", "checkpoint_minutes", "lrf",
             "precise_batch_norm", "speak_every",
         }  # fmt: skip
-        checked_below = {"gate_threshold", "mel_fmax", *batching.STRATEGY_SETTINGS}
+        checked_below = {"gate_threshold", "mel_fmax"}
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
             if field.type is float:
@@ -137,6 +137,7 @@ class HParams:
             ("loss", ("padded", "masked")),
             ("on_bad_clip", ("error", "skip")),
             ("batching_strategy", batching.STRATEGIES),
+            ("bucket_edges", ("size", "uniform", "quantile")),
         ):
             self._require(name, getattr(self, name) in choices, f"use one of {', '.join(choices)}")
         try:
@@ -147,10 +148,6 @@ class HParams:
             raise UserError("setting symbols: '@' names a file if it is first; put it further back")
         least = len(alphabet(self.symbols))
         self._require("n_symbols", self.n_symbols >= least, f"use {least} or more")
-        try:
-            batching.check_settings({n: getattr(self, n) for n in batching.STRATEGY_SETTINGS})
-        except ValueError as error:
-            raise UserError(f"setting {error}") from None
         fix = "use an even number: its halves are the two directions of the encoder"
         self._require("encoder_embedding_dim", self.encoder_embedding_dim % 2 == 0, fix)
         self._require("gate_threshold", 0 < self.gate_threshold < 1, "use a value in (0, 1)")

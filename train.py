@@ -425,7 +425,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
                 progress.best_alignment = max(progress.best_alignment, validation["diagonality"])
             logger.log("epoch", epoch, progress.step, scalars)
             longest = [int(sampler.lengths[batch].max()) for batch in sampler.plan]
-            logger.log_batching(epoch, longest, sampler.plan.sizes)
+            logger.log_batching(epoch, longest, list(map(len, sampler.plan)))
             if validated:
                 logger.log("validation", epoch, progress.step, validation)
             progress = progress.next_epoch()
