@@ -23,8 +23,7 @@ from numpy import ndarray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import STRATEGIES, BatchStatistics, batch_statistics, plan_batches, solve_randomness
-from cli import ArgumentParser, UserError, exit_on_user_error, positive
-from files import make_folder
+from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, positive
 from hparams import HParams
 from scripts.lengths import ljspeech_lengths, read_lengths, subset
 
