@@ -52,7 +52,7 @@ def semi_sorted(lengths: ndarray, rng: Generator, lrf: float, longest_first: boo
     noise = rng.random(len(lengths))
     noisy_lengths = lengths + lrf * np.ptp(lengths) * noise
     order = np.lexsort((noise, noisy_lengths))  # by noisy length, and ties by the noise alone
-    return order[::-1] if longest_first else order
+    return order[::-1].copy() if longest_first else order
 
 
 def buckets(

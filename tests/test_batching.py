@@ -128,7 +128,7 @@ def test_batches_have_every_clip_in_order_and_take_all_they_can_inside_a_bucket(
     plan = plan_batches(lengths, **settings)
     order = np.concatenate(plan)
     assert sorted(order.tolist()) == list(range(len(lengths)))
-    assert all(batch.dtype == np.int64 for batch in plan)
+    assert all(torch.from_numpy(batch).dtype == torch.int64 for batch in plan)
 
     strategy, in_order = settings["strategy"], lengths[order]
     buckets = buckets_of(lengths, order, settings)
