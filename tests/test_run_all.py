@@ -317,7 +317,7 @@ def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
         ("--sweep=lrf=0.1,0.10", "--sweep lrf=0.1,0.10: has 0.1 twice; keep one"),
         ("--sweep=lrf", "--sweep lrf: lrf= is not valid; use a number"),
         ("--sweep=lfr=0.1,0.2", "lfr=0.1,0.2: unknown setting 'lfr'; did you mean 'lrf'?"),
-        ("--sweep=lrf=0.1,-1", "--sweep lrf=0.1,-1: setting lrf=-1.0: use 0 to 1e6"),
+        ("--sweep=lrf=0.1,-1", "--sweep lrf=0.1,-1: setting lrf=-1.0: use 0 or more"),
         ("--sweep=batch_size=2,4", "--sweep batch_size=2,4: leave batch_size out of --hparams"),
         ("--sweep=seed=1,2", "runs with another seed do not compare; sweep batch_size or the like"),
         ("--sweep=hop_length=64,128", "runs with another hop_length do not compare; sweep batch"),
