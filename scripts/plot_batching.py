@@ -102,19 +102,20 @@ def table(samples: list[ndarray], settings: dict[str, float], paper: bool) -> li
 
 
 def draw_batches(
-    lengths: ndarray, path: Path, batch_size: int, lrf: float, titles: dict[str, str]
+    lengths: ndarray, path: Path, methods: str, batch_size: int, settings: dict[str, float]
 ) -> None:
     """Clips as bars in training order, one colour per batch, padding hatched; a panel for each
-    method of ``titles``, such as SSB-DBS-BR, three in a row."""
-    n, rows = len(lengths), len(titles) // 3
+    of ``methods``, such as SSB-DBS-BR, three in a row."""
+    methods = methods.split()
+    n, rows = len(lengths), len(methods) // 3
     figure = Figure(figsize=(9, 0.5 + 2.6 * rows), layout="constrained")
-    content = f"{n} clips at random; base batch size {batch_size}, LRF {lrf:g}"
-    figure.suptitle(content, x=0.01, ha="left", fontsize=9)
+    content = [f"{n} clips at random", f"batch_size={batch_size}"]
+    content += [f"{name}={value:g}" for name, value in settings.items()]
+    figure.suptitle(", ".join(content), x=0.01, ha="left", fontsize=9)
     axes = figure.subplots(rows, 3, sharey=True, sharex=True, squeeze=False)
     x = np.arange(n) + 0.5
-    for ax, (method, title) in zip(axes.flat, titles.items(), strict=True):
+    for ax, method in zip(axes.flat, methods, strict=True):
         strategy, dynamic, shuffled = method.split("-")[0], "DBS" in method, "-BR" in method
-        settings = {"lrf": lrf, "bucket_size": 12, "n_bins": 4}
         plan = plan_batches(lengths, strategy, batch_size, dynamic, shuffled, **settings)
         heights = lengths[np.concatenate(plan)]
         longest = np.concatenate([[lengths[batch].max()] * len(batch) for batch in plan])
@@ -124,7 +125,7 @@ def draw_batches(
         epoch = batch_statistics(lengths, plan)
         text = f"ZPR {epoch.zpr:.1%}, ABL {epoch.abl:.0f}, {epoch.n_batches} batches"
         ax.annotate(text, (0, 1), (0, 5), "axes fraction", "offset points", fontsize=9)
-        ax.set_title(title, loc="left", fontweight="bold", fontsize=10, pad=18)
+        ax.set_title(method, loc="left", fontweight="bold", fontsize=10, pad=18)
         ax.set(xlim=(0, n), xticks=range(0, n + 1, 8))
     axes[0, 0].legend([Patch(**PADDING)], ["padding"], **LEGEND)
     for ax in axes[:, 0]:
@@ -184,20 +185,12 @@ def draw_parameters(samples: list[ndarray], path: Path, settings: dict[str, floa
 def draw_all(samples: list[ndarray], folder: Path, settings: dict[str, float]) -> None:
     """Figures 1 to 3, and every strategy on a few clips, in ``folder``."""
     few = subset(samples[0], min(48, len(samples[0])), 0)
-    titles = {"RAND": "(a) RAND", "SB": "(b) SB", "SSB": "(c) SSB"}
-    draw_batches(few, folder / "figure1.png", 8, 0.15, titles)  # the paper's LRF
+    paper = {"lrf": 0.15}  # of its Figure 1
+    draw_batches(few, folder / "figure1.png", "RAND SB SSB", 8, paper)
     draw_parameters(samples, folder / "figure2.png", settings)
-    titles = {f"{method}-DBS": f"{title}-DBS" for method, title in titles.items()}
-    draw_batches(few, folder / "figure3.png", 8, 0.15, titles)
-    titles = {
-        "RAND": "RAND: random",
-        "SB": "SB: sorted",
-        "SSB": "SSB: semi-sorted",
-        "BKT": "BKT: buckets of 12",
-        "ATS": "ATS: alternated sorting, 4 bins",
-        "SSB-DBS-BR": "SSB-DBS-BR: dynamic, shuffled",
-    }
-    draw_batches(few, folder / "strategies.png", 4, settings["lrf"], titles)
+    draw_batches(few, folder / "figure3.png", "RAND-DBS SB-DBS SSB-DBS", 8, paper)
+    small = {"lrf": settings["lrf"], "bucket_size": 12, "n_bins": 4}
+    draw_batches(few, folder / "strategies.png", "RAND SB SSB BKT ATS SSB-DBS-BR", 4, small)
     print(f"wrote figure1.png to figure3.png and strategies.png in {folder}")
 
 
