@@ -225,7 +225,7 @@ def training_sampler(
         )
     return EpochBatchSampler(
         [clip.n_frames for clip in clips],
-        hparams.seed,
+        seed=hparams.seed,
         num_replicas=world_size,
         rank=rank,
         **batching_settings(hparams),
@@ -252,10 +252,9 @@ def batching_settings(hparams: HParams) -> dict[str, Any]:
 def frames_of_steps(sampler: EpochBatchSampler) -> np.ndarray:
     """Frames of each process's batch at each step of the epoch, with padding and without:
     (n_steps, n_processes, 2)."""
-    plan = sampler.plan
-    lengths, starts = sampler.lengths[plan.order].astype(np.int64), plan.ends - plan.sizes
-    padded = plan.sizes * np.maximum.reduceat(lengths, starts)
-    return np.stack([padded, np.add.reduceat(lengths, starts)], -1)[sampler.steps]
+    batches = [sampler.lengths[batch] for batch in sampler.plan]
+    frames = [(len(lengths) * lengths.max(), lengths.sum()) for lengths in batches]
+    return np.array(frames)[sampler.steps]
 
 
 def validation_batches(clips: Sequence[Clip], hparams: HParams) -> list[list[int]]:

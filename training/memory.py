@@ -57,8 +57,10 @@ def largest_batches(
     for epoch in epochs:
         sampler.set_epoch(epoch)
         plan = sampler.plan
-        B, starts = plan.sizes, plan.ends - plan.sizes
-        T_in, T_out = (np.maximum.reduceat(n[plan.order], starts) for n in (texts, sampler.lengths))
+        B = np.array([len(batch) for batch in plan])
+        T_in, T_out = (
+            np.array([n[batch].max() for batch in plan]) for n in (texts, sampler.lengths)
+        )
         for kind, sizes in enumerate((B * T_out, B * T_in, B * T_in * T_out, B)):
             j = int(sizes.argmax())
             largest[kind] = max(largest[kind], (int(sizes[j]), tuple(plan[j].tolist())))
