@@ -41,8 +41,8 @@ class ConvNorm(nn.Module):
 
 
 @contextmanager
-def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore a module's buffers, such as batch norm's running statistics, at the end."""
+def preserved_buffers(module: nn.Module) -> Iterator[None]:
+    """Restores a module's buffers, such as batch norm's running statistics, at the end."""
     before = [buffer.clone() for buffer in module.buffers()]
     try:
         yield

@@ -40,6 +40,7 @@ from batching import batch_statistics
 from cli import Stopped, StopSignals, UserError
 from corpus.mels import open_mels
 from data_utils import MelDataset
+from decoder import check_fast_path
 from files import locked, making, replacing
 from hparams import MAY_CHANGE, PRESETS, parse_overrides, settings_table
 from loaders import loaded, open_loader
@@ -218,7 +219,7 @@ def train(args: argparse.Namespace, resources: ExitStack) -> None:
     ]
     with full_precision():
         batch = data_utils.collate(short * n_copies).to(device)
-        for note in model.check_fast_path(batch):
+        for note in check_fast_path(model, batch):
             print(f"note: {note}")
         replicated = distributed.replicated(
             model, lambda model: loss_function(model(batch), batch).objective

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from cli import StopSignals, progress_bar
 from data_utils import VALIDATION_SEED, Batch, MelDataset, collate
-from layers import kept_buffers, length_mask
+from layers import length_mask, preserved_buffers
 from loaders import loaded
 from loss_function import Tacotron2Loss, alignment_scores
 from model import Output, Tacotron2
@@ -139,7 +139,7 @@ def precise_batch_norm(
             yield [collate([dataset[j] for j in plan[i]]).to(device)]
 
     devices = [device] if device.type == "cuda" else []
-    with kept_buffers(model):
+    with preserved_buffers(model):
         with torch.random.fork_rng(devices), full_precision():
             torch.manual_seed(VALIDATION_SEED)
             update_bn(batches(), model)
