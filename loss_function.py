@@ -1,4 +1,4 @@
-"""The training loss, a loss that does not depend on padding, and alignment scores."""
+"""The loss that is trained on, and a masked loss that does not depend on padding."""
 
 from typing import Any, NamedTuple
 
@@ -85,38 +85,16 @@ class Tacotron2Loss(nn.Module):
         characters in Tachibana et al. would shrink for longer texts.
         """
         _, T_out, T_in = alignment.shape
-        distance = _from_diagonal(alignment, batch.text_lengths, batch.mel_lengths)
+        distance = distance_from_diagonal(alignment, batch.text_lengths, batch.mel_lengths)
         penalty = 1 - torch.exp(-(distance / self.guided_attention_sigma).square() / 2)
         real_frames = length_mask(batch.mel_lengths, T_out)[:, :, None]  # (B, T_out, 1)
         real = real_frames & length_mask(batch.text_lengths, T_in)[:, None]  # (B, T_out, T_in)
         return (alignment * penalty).masked_fill(~real, 0).sum() / batch.mel_lengths.sum()
 
 
-def _from_diagonal(alignment: Tensor, text_lengths: Tensor, mel_lengths: Tensor) -> Tensor:
-    """n/N - t/T for each weight of an alignment (B, T_out, T_in)."""
+def distance_from_diagonal(alignment: Tensor, text_lengths: Tensor, mel_lengths: Tensor) -> Tensor:
+    """Returns n/N - t/T for each weight of an alignment (B, T_out, T_in)."""
     _, T_out, T_in = alignment.shape
     t = torch.arange(T_out, device=alignment.device)[:, None]
     n = torch.arange(T_in, device=alignment.device)
     return n / text_lengths[:, None, None] - t / mel_lengths[:, None, None]
-
-
-def alignment_scores(
-    alignment: Tensor, text_lengths: Tensor, mel_lengths: Tensor, band: float = 0.1
-) -> tuple[Tensor, Tensor]:
-    """How closely the attention of each clip follows its text.
-
-    Args:
-        alignment: (B, T_out, T_in)
-        text_lengths, mel_lengths: (B,)
-        band: half the width of the diagonal, as a share of the text
-
-    Returns:
-        diagonality (B,): share of attention within the band, 1 if it is all on the diagonal,
-        about 2 x band if it is random; focus (B,): mean over frames of the largest weight
-    """
-    _, T_out, _ = alignment.shape
-    real = length_mask(mel_lengths, T_out)[:, :, None]  # (B, T_out, 1)
-    near = _from_diagonal(alignment, text_lengths, mel_lengths).abs() <= band  # (B, T_out, T_in)
-    diagonality = (alignment * (near & real)).sum((1, 2)) / mel_lengths
-    focus = (alignment * real).amax(2).sum(1) / mel_lengths
-    return diagonality, focus

@@ -24,12 +24,12 @@ from corpus.mels import open_mels
 from data_utils import MelDataset, collate
 from hparams import MAY_CHANGE, create_hparams
 from loaders import open_loader
-from loss_function import Tacotron2Loss, alignment_scores
+from loss_function import Tacotron2Loss
 from model import Attention, Tacotron2
 from training import logger
 from training.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from training.device import choose_device, device_name
-from training.validation import validate
+from training.validation import alignment_scores, validate
 
 ROOT = Path(__file__).resolve().parent.parent
 
