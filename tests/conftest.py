@@ -49,7 +49,7 @@ MODEL = (
     "decoder_rnn_dim=10,postnet_embedding_dim=8,n_mel_channels=10"
 )
 # DECODER=reference bash scripts/test.sh runs every test with another decoder.
-TINY = f"decoder={os.environ.get('DECODER', 'scan')},{MODEL},num_workers=0,"
+TINY = f"decoder={os.environ.get('DECODER', 'scan')},{MODEL},"
 WORDS = ("one", "two tones", "three more tones", "a tone", "the longest of all these tones")
 
 
