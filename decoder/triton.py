@@ -14,7 +14,7 @@ scan's.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from decoder import scan
-from decoder.scan import STEPS, Loops
+from decoder.scan import STEPS, Constants, Gradients, Loops, Recomputed, Saved
 
 UNITS, COLUMNS, CHARACTERS = 8, 16, 32  # of a program's block
 DEPTH = 64  # terms of a sum that a program reads at a time
@@ -86,17 +86,15 @@ def lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None
     return _captured(_lstm_backward, (weight_hh,), scale, 3)
 
 
-def attend_forward(
-    memory: Tensor, keys: Tensor, padding: Tensor, recurrent: Tensor, *others: Any
-) -> Callable[..., None]:
-    *weights, scale = others
-    constants = memory, keys, padding, _by_unit(recurrent), *weights
+def attend_forward(constants: Constants, scale: float) -> Callable[..., None]:
+    constants = constants._replace(recurrent=_by_unit(constants.recurrent))
     return _captured(_attend_forward, constants, scale, 4)
 
 
-def attend_backward(*constants: Any) -> Callable[..., None]:
-    *constants, scale = constants
-    return _captured(_attend_backward, constants, scale, 9)
+def attend_backward(constants: Constants, scale: float) -> Callable[..., None]:
+    n_written = Gradients._fields.index("features")
+    run = _captured(_attend_backward, constants, scale, n_written)
+    return lambda gradients, saved: run(*gradients, *saved)
 
 
 def _lstm_forward(weight_hh: Tensor, scale: float) -> Callable[..., None]:
@@ -127,17 +125,9 @@ def _lstm_backward(weight_hh: Tensor, scale: float) -> Callable[..., None]:
     return run
 
 
-def _attend_forward(
-    memory: Tensor,
-    keys: Tensor,
-    padding: Tensor,
-    recurrent: Tensor,
-    query: Tensor,
-    location: Tensor,
-    v: Tensor,
-    scale: float,
-) -> Callable[..., None]:
-    """``recurrent`` is :func:`_by_unit`."""
+def _attend_forward(*arguments: Any) -> Callable[..., None]:
+    """The recurrent weights are :func:`_by_unit`."""
+    memory, keys, padding, recurrent, query, location, v, scale = arguments
     (B, T_in, E), (A, H), W = memory.shape, query.shape, location.size(2)
     queries, scores = memory.new_empty(B, A), memory.new_empty(B, T_in)
 
@@ -168,44 +158,42 @@ def _attend_backward_steps(
     (B, T_in, E), (A, H), W = memory.shape, query.shape, 2 * margin + 1
     d_weight = memory.new_empty(B, T_in)
 
-    def steps(
-        d_gates: Tensor,
-        d_query: Tensor,
-        d_next: Tensor,
-        d_cell: Tensor,
-        d_past: Tensor,
-        d_all: Tensor,
-        d_scores: Tensor,
-        d_weights: Tensor | None,
-        weights: Tensor,
-        slopes: Tensor,
-        spread: Tensor,
-        cell: Tensor,
-        mask: Tensor | None,
-        scale: float,
-    ) -> None:
-        after = d_next
+    def steps(gradients: Gradients, saved: Saved, recomputed: Recomputed, scale: float) -> None:
+        d_gates, d_past, d_weights = gradients.gates, gradients.past, gradients.weights
+        after = gradients.next_gates
         for t in reversed(range(len(d_gates))):
+            d_features, d_query = recomputed.d_features[t], gradients.query[t]
             accumulate[_blocks(H + E, COLUMNS), _blocks(B, _rows(B))](
-                after, recurrent, d_all[t], B, H + E, 4 * H,
+                after, recurrent, d_features, B, H + E, 4 * H,
                 _rows(B), COLUMNS, DEPTH, _precision(),
             )  # fmt: skip
             attention_gradient[B, _blocks(T_in, CHARACTERS)](
-                d_all[t], memory, d_past, None if d_weights is None else d_weights[t], d_weight,
+                d_features, memory, d_past, None if d_weights is None else d_weights[t], d_weight,
                 T_in, E, H, H + E, d_weights is not None, CHARACTERS, DEPTH,
             )  # fmt: skip
+            weights = recomputed.weights[t]
             score_gradient[B, 1 + _blocks(T_in, CHARACTERS)](
-                d_weight, weights[t], slopes[t], spread[t], d_scores[t], d_query[t], d_past,
-                T_in, A, W, weights.stride(1), CHARACTERS, _power(A), _power(W),
+                d_weight, weights, recomputed.slopes[t], recomputed.spread[t], recomputed.d_scores[t],
+                d_query, d_past, T_in, A, W, weights.stride(0),
+                CHARACTERS, _power(A), _power(W),
             )  # fmt: skip
-            _cell_backward(d_gates, cell, mask, scale, t, d_all[t], d_query[t], query, d_cell)
+            _cell_backward(
+                d_gates, saved.cell, saved.mask, scale, t, d_features, d_query, query,
+                gradients.cell,
+            )  # fmt: skip
             after = d_gates[t]
-        d_next.copy_(after)
+        gradients.next_gates.copy_(after)
 
     return steps
 
 
-_attend_backward = partial(scan.attend_backward, make_steps=_attend_backward_steps)
+def _attend_backward(*arguments: Any) -> Callable[..., None]:
+    *constants, scale = arguments
+    run = scan.attend_backward(Constants(*constants), scale, _attend_backward_steps)
+    n = len(Gradients._fields)
+    return lambda *tensors: run(Gradients(*tensors[:n]), Saved(*tensors[n:]))
+
+
 LOOPS = Loops(lstm_forward, lstm_backward, attend_forward, attend_backward)
 
 
