@@ -44,7 +44,7 @@ class Tacotron2Loss(nn.Module):
         self.guided_attention_sigma = guided_attention_sigma
 
     def forward(self, output: Any, batch: Any, share: tuple[float, float] = (1.0, 1.0)) -> Loss:
-        """Losses of a batch.
+        """Computes the losses of a batch.
 
         Args:
             output: ``mel``, ``mel_postnet`` (B, n_mels, T_out), ``gate`` (B, T_out) logits,
@@ -79,7 +79,7 @@ class Tacotron2Loss(nn.Module):
         )
 
     def _guided_attention(self, alignment: Tensor, batch: Any) -> Tensor:
-        """Sum over characters of A x (1 - exp(-(n/N - t/T)^2 / 2g^2)), mean over real frames.
+        """Sums A x (1 - exp(-(n/N - t/T)^2 / 2g^2)) over characters; the mean over real frames.
 
         A frame's attention sums to 1, so this is in [0, 1] for any text length. The mean over
         characters in Tachibana et al. would shrink for longer texts.

@@ -66,7 +66,7 @@ class Prenet(nn.Module):
 
 
 class LocationLayer(nn.Module):
-    """Features of the last and the summed attention weights."""
+    """Turns the last and the summed attention weights into features of each character."""
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Attention(nn.Module):
     def forward(
         self, query: Tensor, memory: Tensor, keys: Tensor, weights: Tensor, padding: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """One decoder step.
+        """Attends once, in one decoder step.
 
         Args:
             query: (B, D_attention_rnn)
@@ -139,7 +139,7 @@ class Encoder(nn.Module):
     def forward(
         self, embedded: Tensor, lengths: Tensor, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Encode symbols.
+        """Encodes symbols.
 
         Args:
             embedded: (B, D_symbols, T_in)
@@ -163,7 +163,7 @@ class Encoder(nn.Module):
         return memory
 
     def _scan(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """The LSTM by scan: instead of packing, it reverses each text within its length."""
+        """Runs the LSTM by scan: instead of packing, it reverses each text within its length."""
         x = x.transpose(0, 1)  # (T_in, B, D_encoder)
         n = torch.arange(len(x))[:, None]  # (T_in, 1)
         turned = torch.where(n < lengths, lengths - 1 - n, n)[..., None]  # (T_in, B, 1)
@@ -202,7 +202,7 @@ class Decoder(nn.Module):
         self.gate_layer = LinearNorm(self.decoder_rnn_dim + context_dim, 1, gain="sigmoid")
 
     def initial_state(self, memory: Tensor) -> DecoderState:
-        """All zeros, for memory (B, T_in, D_encoder)."""
+        """Returns a state of zeros, for memory (B, T_in, D_encoder)."""
         B, T_in, context_dim = memory.shape
         attention, decoder = self.attention_rnn_dim, self.decoder_rnn_dim
         sizes = (attention, attention, decoder, decoder, T_in, T_in, context_dim)
@@ -218,7 +218,7 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None = None,
         decoder_mask: Tensor | None = None,
     ) -> DecoderState:
-        """The next state, given the prenet's output for the previous frame, (B, D_prenet).
+        """Returns the next state; ``frame`` (B, D_prenet) is the prenet's output for the last one.
 
         The masks (B, D_attention_rnn) and (B, D_decoder_rnn) are True for hidden units to keep.
         """
@@ -249,7 +249,8 @@ class Decoder(nn.Module):
         )
 
     def project(self, hidden: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., D_decoder_rnn), (..., D_encoder) -> mel frames (..., n_mels), gate logits (...)."""
+        """Returns frames (..., n_mels) and gate logits (...), of hidden states (..., D_decoder_rnn)
+        and contexts (..., D_encoder)."""
         layers = self.linear_projection.linear_layer, self.gate_layer.linear_layer
         weight = torch.cat([layer.weight for layer in layers])  # (n_mels + 1, ...): one product
         bias = torch.cat([layer.bias for layer in layers])
@@ -260,7 +261,7 @@ class Decoder(nn.Module):
     def forward(
         self, memory: Tensor, mel: Tensor, padding: Tensor, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Teacher forcing: the input of every step is the true previous frame.
+        """Decodes with teacher forcing: the input of every step is the true previous frame.
 
         Args:
             memory: (B, T_in, D_encoder)
@@ -296,7 +297,7 @@ class Decoder(nn.Module):
     def generate(
         self, memory: Tensor, padding: Tensor, gate_threshold: float, max_steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Free running: the input of every step is the frame that the last one made.
+        """Decodes freely: the input of every step is the frame that the last one made.
 
         It ends once the gate of every clip has opened, with a probability above
         ``gate_threshold``, or after ``max_steps`` frames. Arguments and results are those of
@@ -316,7 +317,7 @@ class Decoder(nn.Module):
         return torch.stack(frames, 2), torch.stack(gates, 1), torch.stack(weights, 1)
 
     def graph_shapes(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """One (B, T_in) for each CUDA graph that training on batches of ``shapes`` captures."""
+        """Returns (B, T_in) of each CUDA graph that training on batches of ``shapes`` captures."""
         if self.implementation != "triton":
             return []
         return recurrences("triton").graph_shapes(shapes)
@@ -330,8 +331,8 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None,
         decoder_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Step by step: hidden states (T_out, B, D_decoder_rnn), contexts (T_out, B, D_encoder)
-        and alignment (T_out, B, T_in)."""
+        """Returns hidden states (T_out, B, D_decoder_rnn), contexts (T_out, B, D_encoder) and
+        alignment (T_out, B, T_in), step by step."""
         state = self.initial_state(memory)
         states = []
         for t, frame in enumerate(frames):
@@ -350,8 +351,8 @@ class Decoder(nn.Module):
         decoder_mask: Tensor | None,
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same by scan or decoder.triton, the second LSTM last: nothing before depends
-        on it."""
+        """Returns the same by scan or decoder.triton. The second LSTM comes last, since nothing
+        before depends on it."""
         fast = recurrences(self.implementation)
         rnn, layer = self.attention_rnn, self.attention_layer
         of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
@@ -401,7 +402,7 @@ class Postnet(nn.Module):
         )
 
     def forward(self, mel: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """(B, n_mels, T_out) -> (B, n_mels, T_out), what to add to the mel."""
+        """Returns what to add to the mel, (B, n_mels, T_out) of (B, n_mels, T_out)."""
         x = mel
         with _autocast(x, dtype):
             for convolution in self.convolutions[:-1]:
@@ -428,7 +429,7 @@ class Tacotron2(nn.Module):
         self.postnet = Postnet(hparams)
 
     def forward(self, batch: Any) -> Output:
-        """Teacher forcing.
+        """Predicts each frame from the true ones before it (teacher forcing).
 
         Args:
             batch: ``text`` (B, T_in) int64, ``text_lengths`` (B,) descending, ``mel``
@@ -487,24 +488,24 @@ class Tacotron2(nn.Module):
 
 
 def _convolution(in_dim: int, out_dim: int, kernel_size: int, gain: str) -> nn.Sequential:
-    """A convolution and its batch norm."""
+    """Makes a convolution with batch norm."""
     return nn.Sequential(ConvNorm(in_dim, out_dim, kernel_size, gain=gain), nn.BatchNorm1d(out_dim))
 
 
 def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:
-    """Context in which convolutions run in ``dtype``; None: in their input's."""
+    """Makes convolutions within it run in ``dtype``; None: in their input's."""
     return torch.autocast(x.device.type, dtype, enabled=dtype is not None)
 
 
 def _drop(hidden: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """Dropout of ``hidden``; the mask is True for units to keep."""
+    """Drops units of ``hidden`` out; the mask is True for those to keep."""
     return hidden if mask is None else hidden * mask * (1 / (1 - p))
 
 
 def _mask(
     mel: Tensor, mel_postnet: Tensor, gate: Tensor, padding: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Set mels to 0 and gate logits to 1000 (stop) in padding (B, T_out)."""
+    """Sets mels to 0 and gate logits to 1000 (stop) in padding (B, T_out)."""
     return (
         mel.masked_fill(padding[:, None], 0),
         mel_postnet.masked_fill(padding[:, None], 0),

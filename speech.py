@@ -73,7 +73,7 @@ def load_model(path: str | Path, overrides: str = "", **changes: Any) -> Tacotro
 def speak(
     model: Tacotron2, texts: Sequence[Sequence[int]], seed: int = 0, batch_size: int = 16
 ) -> Iterator[tuple[int, Spoken]]:
-    """Each text's index and speech, the longest texts first, in batches of similar lengths.
+    """Yields each text's index and speech, the longest texts first, in batches of similar lengths.
 
     The same texts, seed and batch size give the same speech: ``seed`` seeds the prenet's dropout.
     A training's random numbers are left as they are.
@@ -105,8 +105,8 @@ def speak(
 
 
 def mel_cepstral_distortion(mel: Tensor, target: Tensor) -> float:
-    """Distortion in dB between two log-mels (n_mels, T) of any two lengths: the mean distance of
-    their cepstra along the path of dynamic time warping. 0 for equal ones.
+    """Returns the distortion in dB between two log-mels (n_mels, T) of any two lengths: the mean
+    distance of their cepstra along the path of dynamic time warping. It is 0 for equal ones.
 
     It is the root of the mean square of the difference between two spectra in dB, smoothed by
     keeping ``N_CEPSTRA`` coefficients, so that pitch and loudness do not count.
@@ -133,7 +133,7 @@ class AttentionErrors(NamedTuple):
 
 
 def attention_errors(alignment: Tensor, text: str, hop_seconds: float) -> AttentionErrors:
-    """Errors that an alignment (T_out, T_in) shows.
+    """Finds the errors that an alignment (T_out, T_in) shows.
 
     - A word is skipped if it gets less than ``SKIPPED`` of the attention that its letters would
       get, were all letters of the text to get equally much.
@@ -165,6 +165,6 @@ def attention_errors(alignment: Tensor, text: str, hop_seconds: float) -> Attent
 
 
 def count_runs(flags: np.ndarray, least: float) -> int:
-    """How many runs of True have ``least`` values or more."""
+    """Counts the runs of True that have ``least`` values or more."""
     edges = np.flatnonzero(np.diff(np.pad(flags.astype(int), 1)))
     return int((edges[1::2] - edges[::2] >= least).sum())

@@ -23,7 +23,7 @@ SMALL = 100_000  # elements of the weights whose gradients are compared
 
 
 def recurrences(implementation: str) -> ModuleType:
-    """The module with ``lstm`` and ``attend``: decoder.triton, or for any other name scan."""
+    """Returns the module with ``lstm`` and ``attend``: decoder.triton, or scan for other names."""
     if implementation != "triton":
         return scan
     from decoder import triton  # here: it needs Triton, which only some machines have
@@ -95,8 +95,8 @@ def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
 
 
 def _results(model: nn.Module, batch: Any) -> dict[str, Tensor] | str:
-    """Outputs, and gradients of the small weights, always with the same dropout; or the error that
-    the model raises, in words."""
+    """Returns outputs and gradients of the small weights, always with the same dropout; or the
+    error that the model raises, in words."""
     device = batch.mel.device
     devices = [device] if device.type == "cuda" else []
     try:
@@ -120,7 +120,7 @@ def _results(model: nn.Module, batch: Any) -> dict[str, Tensor] | str:
 
 @contextmanager
 def _training_in_fp32(model: nn.Module) -> Iterator[None]:
-    """Within it, the model trains in fp32, where differences beyond rounding stand out."""
+    """Puts the model in training mode and fp32, where more than rounding errors stand out."""
     before = model.training, model.training_dtype
     model.train()
     model.training_dtype = None
@@ -132,7 +132,7 @@ def _training_in_fp32(model: nn.Module) -> Iterator[None]:
 
 
 def _difference(expected: dict[str, Tensor], results: dict[str, Tensor] | str) -> str | None:
-    """The first difference that is not rounding, in words; None if there is none."""
+    """Returns the first difference that is not rounding, in words; None if there is none."""
     if isinstance(results, str):
         return results
     if unmatched := expected.keys() ^ results.keys():

@@ -101,7 +101,7 @@ def lstm(
     dtype: torch.dtype | None = None,
     loops: Loops | None = None,
 ) -> Tensor:
-    """An LSTM from a zero state, which carries on its dropped-out output.
+    """Runs an LSTM from a zero state, which carries on its dropped-out output.
 
     Args:
         x: (T, B, D)
@@ -134,7 +134,7 @@ def attend(
     dtype: torch.dtype | None = None,
     loops: Loops | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """An LSTM that reads the last context, and attention with its output as the query.
+    """Runs an LSTM that reads the last context, and attention with its output as the query.
 
     Args:
         x: (T, B, D), the LSTM's inputs without the context
@@ -360,30 +360,27 @@ def attend_backward(
     unlocate = multiplier(filters.t(), STEPS * B * T_in)
     steps = (make_steps or _attend_backward_steps)(memory, recurrent, query, margin)
 
-    def recompute(saved: Saved, outputs: Gradients) -> tuple[Recomputed, Tensor, Tensor]:
-        """The attention of n steps again, the windows (n * B * T_in, 2W), and the tanh of the
-        energies (n, B, T_in, A)."""
+    def run(gradients: Gradients, saved: Saved) -> None:
+        """Adds n steps to ``gradients``."""
+        # The energies, tanh(...) @ v, again; and their derivatives, without the softmax.
         n, features = len(saved.features), saved.features
-        windows = _windows(saved.past[:n], T_in)
+        windows = _windows(saved.past[:n], T_in)  # (n * B * T_in, 2W)
         tanh = locate(windows).view(n, B, T_in, A).add_(keys)
         _tanh_(tanh.add_(F.linear(features[..., :H], query)[:, :, None]))
         slopes = torch.addcmul(v, tanh * v, tanh, value=-1)  # (n, B, T_in, A)
-        weights = saved.past[1:, :, 0, margin : margin + T_in]
-        given = outputs.features
-        d_features = torch.zeros_like(features) if given is None else given.clone()
-        if outputs.contexts is not None:
-            d_features[..., H:] += outputs.contexts
+        weights = saved.past[1:, :, 0, margin : margin + T_in]  # (n, B, T_in)
+        # Gradients of hidden states and contexts, from everything that used them.
+        d_features = gradients.features
+        d_features = torch.zeros_like(features) if d_features is None else d_features.clone()
+        if gradients.contexts is not None:
+            d_features[..., H:] += gradients.contexts
         d_scores = weights.new_empty(weights.shape)
-        return Recomputed(weights, slopes, unlocate(slopes), d_features, d_scores), windows, tanh
-
-    def run(gradients: Gradients, saved: Saved) -> None:
-        """Adds n steps to ``gradients``."""
-        recomputed, windows, tanh = recompute(saved, gradients)
+        recomputed = Recomputed(weights, slopes, unlocate(slopes), d_features, d_scores)
         steps(gradients, saved, recomputed, scale)
-        d_contexts, d_scores = recomputed.d_features[..., H:], recomputed.d_scores
-        gradients.memory.baddbmm_(recomputed.weights.permute(1, 2, 0), d_contexts.transpose(0, 1))
+        d_contexts = d_features[..., H:].transpose(0, 1)  # (B, n, E)
+        gradients.memory.baddbmm_(weights.permute(1, 2, 0), d_contexts)
         gradients.v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
-        d_energies = recomputed.slopes.mul_(d_scores[..., None])
+        d_energies = slopes.mul_(d_scores[..., None])
         gradients.keys.add_(d_energies.sum(0))
         gradients.location.add_((d_energies.view(-1, A).t() @ windows).view_as(location))
 
@@ -504,7 +501,7 @@ def _cell_backward(
 
 
 def _windows(past: Tensor, T_in: int) -> Tensor:
-    """The windows that the filters see, (... * B * T_in, 2W) of (..., B, 2, T_in + W - 1)."""
+    """Returns the filters' windows (... * B * T_in, 2W) over ``past`` (..., B, 2, T_in + W - 1)."""
     past = past.contiguous()
     W = past.size(-1) - T_in + 1
     windows = past.unfold(-1, W, 1)  # (..., B, 2, T_in, W)
@@ -512,8 +509,8 @@ def _windows(past: Tensor, T_in: int) -> Tensor:
 
 
 def _overlaid_windows(memory: Tensor, margin: int) -> tuple[Tensor, Tensor]:
-    """Memory for d_windows (B, T_in, 2W), and a view of it whose sums along the last axis are the
-    adjoint of :func:`_windows`: (B, 2, T_in, W)."""
+    """Allocates d_windows (B, T_in, 2W), with a view whose sums along the last axis are the adjoint
+    of :func:`_windows`: (B, 2, T_in, W)."""
     B, T_in, _ = memory.shape
     W = 2 * margin + 1
     padded = memory.new_zeros(B, T_in + 2 * margin, 2 * W)
@@ -592,7 +589,7 @@ def _input_gradients(
 
 
 def _weight_gradient(d_output: Tensor, x: Tensor) -> Tensor:
-    """(N, K) of (T, B, N) and (T, B, K), multiplied in the dtype of the first."""
+    """Returns (N, K) of (T, B, N) and (T, B, K), multiplied in the dtype of the first."""
     product = d_output.flatten(0, 1).t() @ x.flatten(0, 1).to(d_output.dtype)
     return product.to(x.dtype)
 
@@ -623,12 +620,12 @@ def _slice(tensor: Tensor | None, t: int) -> Tensor | None:
 
 
 def _scaled(mask: Tensor | None, scale: float, like: Tensor) -> Sequence[Tensor | None]:
-    """What each step's hidden state is multiplied by, (n, B, H)."""
+    """Returns what each step's hidden state is multiplied by, (n, B, H)."""
     return [None] * STEPS if mask is None else mask.to(like.dtype).mul_(scale)
 
 
 def _tanh_(x: Tensor) -> Tensor:
-    """In-place tanh; on a CPU via sigmoid, whose vectorised kernel is several times as fast."""
+    """Applies tanh in place; on a CPU by sigmoid, whose kernel is several times as fast."""
     return x.tanh_() if x.is_cuda else x.mul_(2).sigmoid_().mul_(2).sub_(1)
 
 
@@ -637,7 +634,7 @@ def _needs_grad(inputs: tuple[Tensor, ...]) -> bool:
 
 
 def _is_kept() -> bool:
-    """Whether backward may run again (``retain_graph``) and must not overwrite saved tensors."""
+    """Says if backward may run again (``retain_graph``) and must not overwrite saved tensors."""
     is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return is_kept is None or is_kept()
 

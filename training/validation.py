@@ -131,8 +131,8 @@ def alignment_scores(
 
 
 def stop_errors(gate: Tensor, mel_lengths: Tensor, threshold: float) -> Tensor:
-    """Frames (B,) between each clip's last frame and the first whose stop probability exceeds
-    ``threshold``; 1 if it never does. ``gate`` (B, T_out) are logits."""
+    """Returns the frames (B,) between each clip's last frame and the first whose stop probability
+    exceeds ``threshold``; 1 if it never does. ``gate`` (B, T_out) are logits."""
     opens = (torch.sigmoid(gate) > threshold) | ~length_mask(mel_lengths, gate.size(1))
     opens = F.pad(opens, (0, 1), value=True)
     return (opens.int().argmax(1) - (mel_lengths - 1)).abs()
@@ -146,8 +146,8 @@ def precise_batch_norm(
     n_batches: int,
     check_stop: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Within it, batch norm's running means and variances are averages over ``n_batches`` batches
-    of the training ``plan``, drawn at random, with the current weights (Wu and Johnson 2021).
+    """Makes batch norm's running means and variances averages over ``n_batches`` batches of the
+    training ``plan``, drawn at random, with the current weights (Wu and Johnson 2021).
 
     Training's running averages reflect the last few batches, seen with older weights. Training
     itself is not affected.
@@ -171,7 +171,7 @@ def precise_batch_norm(
 
 
 def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
-    """Clip ``row`` of a batch without its padding."""
+    """Returns clip ``row`` of a batch without its padding."""
     T_out, T_in = int(batch.mel_lengths[row]), int(batch.text_lengths[row])
     return Sample(
         text,
@@ -184,7 +184,7 @@ def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
 
 
 def warn_of_collapse(alignment: float, best: float) -> None:
-    """Warn if attention had learned the diagonal and has lost it."""
+    """Warns if attention had learned the diagonal and has lost it."""
     if best > 0.5 and alignment < 0.7 * best:
         tqdm.write(
             f"warning: alignment {alignment:.2f} was {best:.2f}: attention collapsed; if it does "
