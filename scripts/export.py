@@ -13,6 +13,7 @@ starts anew.
 
 import argparse
 import dataclasses
+import io
 import re
 import sys
 from pathlib import Path
@@ -76,9 +77,11 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"{args.output}: exists already; give another -o, or remove it")
     model = load_model(args.checkpoint).cpu()
     settings = "" if args.format == "weights" else settings_to_give(model.hparams)
+    buffer = io.BytesIO()  # torch.save says less of a full disk
+    torch.save(content(model, args.format), buffer)
     make_folder(args.output.parent, "give another -o")
     with replacing(args.output) as file:
-        torch.save(content(model, args.format), file)
+        file.write(buffer.getbuffer())
     size, before = args.output.stat().st_size, args.checkpoint.stat().st_size
     print(f"{args.output}: {size / 1e6:.1f} MB, {size / before:.0%} of the checkpoint")
     if settings:
