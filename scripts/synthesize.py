@@ -67,6 +67,9 @@ class Text(NamedTuple):
 def read_texts(args: argparse.Namespace) -> list[Text]:
     """Returns the texts of the arguments, or of the lines of a file."""
     if args.text:
+        for i, text in enumerate(args.text, 1):
+            if re.search("[\udc80-\udcff]", text):  # bytes that Python could not decode
+                raise UserError(f"text {i}: {text[:60]!r} is not UTF-8; write it in a file, by -i")
         return [Text(str(i), text, f"text {i}") for i, text in enumerate(args.text, 1)]
     try:
         lines = args.input.read_text("utf-8-sig").split("\n") if args.input else []

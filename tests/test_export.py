@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from cli import UserError
 from hparams import HParams, create_hparams
+from model import Tacotron2
 from scripts import export, synthesize
 from speech import load_model
 from training.checkpoint import VERSION, checkpoints, load_checkpoint, load_newest
@@ -78,6 +79,15 @@ def module_tree(hparams: HParams, plain: bool) -> nn.Module:
         ),
         postnet=tree(convolutions=convolutions(mels, *[h.postnet_embedding_dim] * 4, mels)),
     )
+
+
+def test_names_shapes_and_size_are_nvidias():
+    """Those of NVIDIA's published checkpoint."""
+    with torch.device("meta"):
+        ours, theirs = Tacotron2(HParams()), module_tree(HParams(), plain=False)
+    shapes = [{name: x.shape for name, x in m.state_dict().items()} for m in (ours, theirs)]
+    assert shapes[0] == shapes[1]
+    assert sum(parameter.numel() for parameter in ours.parameters()) == 28_193_153
 
 
 # Checkpoints of other code
@@ -152,28 +162,11 @@ def test_a_model_of_other_symbols_needs_them_or_is_trained_on(tmp_path, settings
     assert_close(ours[name], theirs[name])
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        [torch.zeros(1)],
-        {"model": {"weight": torch.zeros(1)}},
-        {"weight": torch.zeros(1), "epoch": 3},
-        {"state_dict": {"weight": 1.0}},
-        {"state_dict": {0: torch.zeros(1)}},
-    ],
-)
+@pytest.mark.parametrize("content", [{}, [torch.zeros(1)], {"state_dict": {"weight": 1.0}}])
 def test_what_has_no_weights_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "other.pt")
     with pytest.raises(UserError, match=r"other\.pt: has no 'state_dict' of weights; name a"):
         load_checkpoint(tmp_path / "other.pt")
-
-
-@pytest.mark.parametrize("optimizer", [None, {}, {"state": 1}, {"state": {0: {"step": "x"}}}])
-def test_a_damaged_optimizer_tells_no_iteration(tmp_path, optimizer):
-    state = {"state_dict": {}, "epoch": 2, "optimizer": optimizer}
-    torch.save(state, tmp_path / "other.pt")
-    assert load_checkpoint(tmp_path / "other.pt") == state
 
 
 # export.py

@@ -219,6 +219,7 @@ def test_what_cannot_be_spoken_is_refused(speak, predict, trained, corpus, tmp_p
     (tmp_path / "latin").write_bytes(b"one\n\xff")
     for arguments, message in (
         (["fine", "..."], r"text 2: text '\.\.\.' has nothing to speak"),
+        (["caf\udce9"], r"text 1: 'caf\\udce9' is not UTF-8"),
         (["-i", f"{tmp_path}/texts"], r"texts:2: text '\.\.\.' has nothing to speak"),
         (["-i", f"{tmp_path}/latin"], "latin: .*; give a text file in UTF-8"),
         (["-i", f"{tmp_path}/none"], "none: .*; give a text file in UTF-8"),
