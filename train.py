@@ -162,7 +162,7 @@ def train(args: argparse.Namespace) -> None:
         checkpoint.load_optimizer(run.optimizer, state, source, model)
     run.check_decoder()
     if distributed.RANK == 0:
-        run.open_logger(log_dir, state, source if resuming else None)
+        run.open_logger(log_dir, source if resuming else None)
     run.set_random_state(state)
     del state  # three times as large as the model
     run.print_summary(source)
@@ -233,7 +233,7 @@ class Run:
                 self.model, lambda model: self.loss_function(model(batch), batch).objective
             )
 
-    def open_logger(self, log_dir: Path, state: dict[str, Any], resumed: Path | None) -> None:
+    def open_logger(self, log_dir: Path, resumed: Path | None) -> None:
         """Writes hparams.json, and opens the logs after the last line that was done."""
         if resumed:
             checkpoint.set_aside(self.folder, resumed)
@@ -242,7 +242,7 @@ class Run:
             file.write((json.dumps(settings, indent=2) + "\n").encode())
         done = self.progress.step, self.progress.metrics_size
         self.logger = RunLogger(self.folder, log_dir, *done)
-        self.logger.log_settings(self.hparams, state.get("hparams", {}))
+        self.logger.log_settings(self.hparams)
 
     def set_random_state(self, state: dict[str, Any]) -> None:
         """Restores this process's random generators from a checkpoint, if it has them."""
@@ -382,7 +382,7 @@ class Run:
         """
         progress, clips = self.progress, self.data.train_set.clips
         names = list(chain(*distributed.gathered([clips[i].location for i in batch.indices])))
-        self.logger.log_bad_step(progress.epoch, progress.step, progress.batch, values, names)
+        self.logger.log_skipped_step(progress.epoch, progress.step, progress.batch, values, names)
         problem = (
             f"epoch {progress.epoch + 1}, batch {progress.batch + 1}: loss {values['loss']}, "
             f"gradient {values['grad_norm']}, in {', '.join(names)}"
@@ -396,7 +396,7 @@ class Run:
 
     def end_epoch(self) -> None:
         """Validates and speaks when due, logs the epoch, and saves."""
-        hparams, progress, sampler = self.hparams, self.progress, self.data.sampler
+        hparams, progress = self.hparams, self.progress
         epoch, step = progress.epoch, progress.step
         scalars = self.epoch_scalars()
         tqdm.write(
@@ -411,8 +411,6 @@ class Run:
             progress.best_loss = min(progress.best_loss, validation["loss"])
             progress.best_alignment = max(progress.best_alignment, validation["diagonality"])
         self.logger.log("epoch", epoch, step, scalars)
-        longest = [int(sampler.lengths[batch].max()) for batch in sampler.plan]
-        self.logger.log_batching(epoch, longest, [len(batch) for batch in sampler.plan])
         if validated:
             self.logger.log("validation", epoch, step, validation)
         self.progress = progress.next_epoch()
@@ -456,9 +454,8 @@ class Run:
     def validate(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Returns the validation's scalars and samples, and prints the main ones."""
         hparams, epoch, data = self.hparams, self.progress.epoch, self.data
-        other = epoch // hparams.epochs_per_validation % len(data.val_set)  # another clip to log
         options = data.val_set, data.val_batches, self.loss_function, self.stop.check
-        scalars, samples = validate(self.model, *options, other)
+        scalars, samples = validate(self.model, *options)
         if n := hparams.precise_batch_norm:
             training = data.train_set, data.sampler.plan, n
             with precise_batch_norm(self.model, *training, self.stop.check):

@@ -95,23 +95,20 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings, run, monke
     assert names == {"alignment", "mel", "gate", "predicted", "target"}
     for path in (output / "sample").glob("*.png"):
         assert len(np.unique(imread(path))) > 10  # colours
-    curves = EventAccumulator(str(tmp_path / "logs"), {"histograms": 0}).Reload()  # 0: all
+    curves = EventAccumulator(str(tmp_path / "logs")).Reload()
     scalars = ["training/loss", "training/duration", "training/grad_norm", "epoch/minutes"]
     assert {*scalars, "validation/masked_loss"} <= set(curves.Tags()["scalars"])
     assert [scalar.step for scalar in curves.Scalars("validation/loss")] == [1, 2]
-    clips = ("sample", "longest", "other")  # always the same two, and another each time
+    clips = ("sample", "longest")  # always the same two
     pictures = {f"{clip}/{what}" for clip in clips for what in ("alignment", "mel", "gate")}
     assert set(curves.Tags()["images"]) == pictures
     predicted, targets = (
-        [f"{clip}/predicted" for clip in clips],
-        ["sample/target", "longest/target"],
+        [f"{clip}/{sound}" for clip in clips] for sound in ("predicted", "target")
     )
     assert set(curves.Tags()["audio"]) == {*predicted, *targets}
     for tags, steps in ((predicted, [n_steps // 2, n_steps]), (targets, [0])):  # in both starts
         assert all([sound.step for sound in curves.Audio(tag)] == steps for tag in tags)
-    for clip, n_texts in zip(clips, (1, 1, 2), strict=True):
-        texts = curves.Tensors(f"{clip}/text/text_summary")
-        assert len(texts) == len({event.tensor_proto.string_val[0] for event in texts}) == n_texts
+    assert all(len(curves.Tensors(f"{clip}/text/text_summary")) == 1 for clip in clips)
     for tags in chain(*(charts.values() for charts in logger.CHARTS.values())):
         assert all(any(re.match(tag, name) for name in curves.Tags()["scalars"]) for tag in tags)
     assert "custom_scalars__config__" in curves.Tags()["tensors"]
@@ -119,16 +116,8 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings, run, monke
     first, second = curves.Tensors("settings/text_summary")
     assert [first.step, second.step] == [1, n_steps // 2 + 1]
     first, second = (event.tensor_proto.string_val[0].decode() for event in (first, second))
-    assert "\n| **`epochs`** | **`1`** | `220` |\n" in first and "\n| `lrf` | `0.1` | |\n" in first
-    assert "was" not in first
-    assert second.startswith("Changed since the checkpoint: `epochs=2` (was `1`)\n\n| setting |")
-    for name, sums in (("lengths", column(output, "epoch", "total_length")), ("sizes", [8, 8])):
-        histograms = curves.Histograms(f"epoch/batch_{name}")
-        assert [histogram.step for histogram in histograms] == [1, 2]
-        values = [histogram.histogram_value for histogram in histograms]
-        assert [value.sum for value in values] == sums
-        for counts in ([value.num for value in values], [sum(value.bucket) for value in values]):
-            assert counts == column(output, "epoch", "n_batches")
+    assert "\n| `epochs` | `1` | `220` |\n" in first and "\n| `lrf` | `0.1` |  |\n" in first
+    assert "\n| `epochs` | `2` | `220` |\n" in second
 
 
 def test_validation_losses_are_means_over_what_each_averages(settings):
@@ -140,9 +129,7 @@ def test_validation_losses_are_means_over_what_each_averages(settings):
     dataset = MelDataset(clips, open_mels(clips, hparams))
     means = {}
     for batches in ([[0, 1, 2, 3]], [[3, 1], [0, 2]], [[0], [1], [2], [3]]):
-        means[len(batches)], samples = validate(model, dataset, batches, loss_function, other=2)
-        assert samples["other"].text == clips[2].text
-        assert samples["other"].gate_target.tolist() == [0] * (clips[2].n_frames - 1) + [1]
+        means[len(batches)], samples = validate(model, dataset, batches, loss_function)
         sample = samples["sample"]
         (i,) = (i for i in batches[0] if clips[i].text == sample.text)
         assert sample.mel.shape == (10, clips[i].n_frames)
@@ -236,7 +223,7 @@ def test_tensorboard_has_the_pictures_and_sounds_of_few_validations(tmp_path, se
     steps = column(tmp_path / "run", "validation", "step")
     logged = EventAccumulator(str(tmp_path / "run")).Reload()
     expected = [steps[n - 1] for n in (1, 2, 4, 6)]
-    for clip in ("sample", "longest", "other"):
+    for clip in ("sample", "longest"):
         assert [image.step for image in logged.Images(f"{clip}/mel")] == expected
         assert [audio.step for audio in logged.Audio(f"{clip}/predicted")] == expected
 
@@ -343,10 +330,6 @@ def test_the_alphabet_is_saved_with_the_run_and_stays_with_its_weights(
     run("third", unlearnt, "-c", str(path), "--warm_start")
     printed = capsys.readouterr().out
     assert "'ü' (U+00FC) has no symbol and is left out" in printed
-    assert (
-        "note: setting symbols: 'é': in no training text after basic_cleaners, so this run"
-        in printed
-    )
     old, new = load_checkpoint(path)["state_dict"], weights(tmp_path / "third")
     for name, same in (("embedding.weight", False), ("decoder.attention_rnn.weight_hh", True)):
         assert torch.allclose(old[name], new[name]) == same

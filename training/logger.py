@@ -4,9 +4,7 @@ import io
 import json
 import math
 import os
-import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,11 +85,9 @@ class RunLogger:
         self.tensorboard.add_custom_scalars(layout)
         self.next_step = step + 1
         self.has_targets = step > 0 and (self.sample_dir / "target.wav").exists()
-        self.excepthook = threading.excepthook
-        threading.excepthook = partial(_report, self.excepthook)
 
     def log(self, event: str, epoch: int, step: int, values: dict[str, float]) -> None:
-        """Log the scalars of an ``event``: "step" (training), "epoch" or "validation".
+        """Logs the scalars of an ``event``: "step" (training), "epoch" or "validation".
 
         TensorBoard plots "step" over steps and the others over finished epochs, since the
         number of steps in an epoch depends on the strategy.
@@ -101,47 +97,27 @@ class RunLogger:
         for name, value in values.items():
             self.tensorboard.add_scalar(f"{folder}/{name}", value, x)
 
-    def log_settings(self, hparams: HParams, before: dict[str, Any]) -> None:
-        """Log the settings of this start as a table, those that are not the defaults first, and
-        which of them are other than ``before``, those of the checkpoint that it started from."""
-        now, default = vars(hparams), vars(HParams())
-        changed = [
-            f"`{name}={now[name]}` (was `{before[name]}`)"
-            for name in now
-            if name in before and before[name] != now[name]
-        ]
-        lines = [f"Changed since the checkpoint: {', '.join(changed)}\n"] if changed else []
-        lines += ["| setting | value | default |", "|---|---|---|"]
-        for name in sorted(now, key=lambda name: now[name] == default[name]):
-            value, usual = (
-                f"`{cell}`" if cell != "" else "(empty)" for cell in (now[name], default[name])
-            )
-            if now[name] == default[name]:
-                lines.append(f"| `{name}` | {value} | |")
-            else:
-                lines.append(f"| **`{name}`** | **{value}** | {usual} |")
+    def log_settings(self, hparams: HParams) -> None:
+        """Logs the settings of this start as a table, those that are not the defaults first."""
+        lines, default = ["| setting | value | default |", "|---|---|---|"], vars(HParams())
+        settings = sorted(vars(hparams).items(), key=lambda pair: pair[1] == default[pair[0]])
+        for name, value in settings:
+            usual = "" if value == default[name] else f"`{default[name]}`"
+            lines.append(f"| `{name}` | `{value}` | {usual} |")
         self.tensorboard.add_text("settings", "\n".join(lines), self.next_step)
 
-    def log_batching(self, epoch: int, lengths: Sequence[int], sizes: Sequence[int]) -> None:
-        """Log histograms of an epoch's batches: their lengths in frames, and their clips."""
-        lengths, sizes = np.array(lengths), np.array(sizes)
-        # The longest clip ends the first, so that the bars of all strategies are equally wide.
-        edges = np.linspace(0, lengths.max(), 31), np.arange(sizes.max() + 2) - 0.5
-        self.tensorboard.add_histogram("epoch/batch_lengths", lengths, epoch + 1, edges[0])
-        self.tensorboard.add_histogram("epoch/batch_sizes", sizes, epoch + 1, edges[1])
-
-    def log_bad_step(
+    def log_skipped_step(
         self, epoch: int, step: int, batch: int, values: dict[str, float], clips: list[str]
     ) -> None:
-        """Log a skipped batch and the locations of its clips."""
+        """Logs a skipped batch and the locations of its clips."""
         values = {name: str(value) for name, value in values.items()}  # nan or inf
         self.write("bad_step", epoch, step, {"batch": batch, **values, "clips": clips})
         text = f"{values}: {', '.join(clips)}"
         self.tensorboard.add_text("training/bad_step", text, step)
 
     def write(self, event: str, epoch: int, step: int, values: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl, where epochs and batches count from 0. What JSON has not,
-        nan and infinity, becomes null."""
+        """Appends a line to metrics.jsonl, where epochs and batches count from 0. What JSON has
+        not, nan and infinity, becomes null."""
         record = {"event": event, "epoch": epoch, "step": step, **values}
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):
@@ -150,7 +126,7 @@ class RunLogger:
         self.metrics.flush()  # so that readers see whole lines
 
     def sync(self) -> int:
-        """Flush everything to disk; returns the size of metrics.jsonl in bytes."""
+        """Flushes everything to disk; returns the size of metrics.jsonl in bytes."""
         os.fsync(self.metrics.fileno())
         self.tensorboard.flush()
         return self.metrics.tell()
@@ -158,17 +134,16 @@ class RunLogger:
     def log_samples(
         self, samples: dict[str, Sample], step: int, hparams: HParams, to_tensorboard: bool = True
     ) -> None:
-        """Write pictures of "sample", and audio of its predicted mel, to files; log them and those
-        of the other clips by name to TensorBoard, the first time and if ``to_tensorboard``. "other"
-        is another clip each time; of the clips that stay the same, the text and audio of the target
-        are logged once, at step 0, which no resume drops.
+        """Writes pictures and audio of "sample" to files, and logs those of all ``samples`` to
+        TensorBoard, the first time and if ``to_tensorboard``. They are the same clips each time:
+        their texts and target audio are logged once, at step 0, which no resume drops.
         """
-        frame, wavs = hparams.hop_length / hparams.sampling_rate, {}  # seconds
-        if not to_tensorboard and self.has_targets:
-            samples, tensorboard = {"sample": samples["sample"]}, NoLogger()
-        else:
-            tensorboard = self.tensorboard
+        frame, rate = hparams.hop_length / hparams.sampling_rate, hparams.sampling_rate
+        first, self.has_targets = not self.has_targets, True
+        tensorboard = self.tensorboard if first or to_tensorboard else NoLogger()
         for name, sample in samples.items():
+            if name != "sample" and isinstance(tensorboard, NoLogger):
+                continue
             figures = {
                 "alignment": draw_alignment(sample.alignment, sample.text, frame),
                 "mel": draw_mels(sample, frame),
@@ -180,22 +155,14 @@ class RunLogger:
                     imsave(self.sample_dir / f"{kind}.png", pixels)
                 tensorboard.add_image(f"{name}/{kind}", pixels, step, dataformats="HWC")
             sounds = {"predicted": (sample.mel_postnet, step)}
-            if name == "other":
-                tensorboard.add_text(f"{name}/text", sample.text, step)
-            elif not self.has_targets:
+            if first:
                 tensorboard.add_text(f"{name}/text", sample.text, 0)
                 sounds["target"] = sample.mel, 0
             for kind, (mel, x) in sounds.items():
                 sound = griffin_lim(mel, hparams)
-                tensorboard.add_audio(f"{name}/{kind}", sound, x, hparams.sampling_rate)
+                tensorboard.add_audio(f"{name}/{kind}", sound, x, rate)
                 if name == "sample":
-                    wav = io.BytesIO()  # Python writes the file: its errors say what is wrong
-                    soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
-                    wavs[kind] = wav.getvalue()
-        self.tensorboard.flush()
-        for kind, wav in wavs.items():  # once TensorBoard has them: target.wav says that it does
-            (self.sample_dir / f"{kind}.wav").write_bytes(wav)
-        self.has_targets = True
+                    write_wav(self.sample_dir / f"{kind}.wav", sound, rate)
 
     def log_speech(
         self, i: int, mel: Tensor, alignment: Tensor, step: int, hparams: HParams
@@ -203,23 +170,22 @@ class RunLogger:
         """Logs the free-running speech of text ``i`` to TensorBoard and to ``sample/step_STEP_I``,
         counted from 1."""
         name, text = f"speech/{i + 1}", hparams.speak_texts[i]
-        stem = self.sample_dir / f"step_{step:08d}_{i + 1}"
-        frame = hparams.hop_length / hparams.sampling_rate  # seconds
-        pixels = render(draw_speech([alignment], mel, text, frame))
-        imsave(f"{stem}.png", pixels)
-        sound, wav = griffin_lim(mel, hparams), io.BytesIO()
-        soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
-        Path(f"{stem}.wav").write_bytes(wav.getvalue())
+        stem = f"step_{step:08d}_{i + 1}"
+        frame, rate = hparams.hop_length / hparams.sampling_rate, hparams.sampling_rate
+        pixels, sound = (
+            render(draw_speech([alignment], mel, text, frame)),
+            griffin_lim(mel, hparams),
+        )
+        imsave(self.sample_dir / f"{stem}.png", pixels)
+        write_wav(self.sample_dir / f"{stem}.wav", sound, rate)
         self.tensorboard.add_image(f"{name}/alignment", pixels, step, dataformats="HWC")
         if len(sound):  # not if it stopped at once
-            self.tensorboard.add_audio(f"{name}/audio", sound, step, hparams.sampling_rate)
+            self.tensorboard.add_audio(f"{name}/audio", sound, step, rate)
         self.tensorboard.add_text(f"{name}/text", text, step)
-        self.tensorboard.flush()
 
     def close(self) -> None:
         self.metrics.close()
         self.tensorboard.close()
-        threading.excepthook = self.excepthook
 
 
 class NoLogger:
@@ -229,26 +195,25 @@ class NoLogger:
         return lambda *values, **options: None
 
 
-def _report(hook: Callable[[Any], None], args: threading.ExceptHookArgs) -> None:
-    """Call ``hook``, except for a full disk in TensorBoard's writer thread, which raises the same
-    error in ours."""
-    is_writer = type(args.thread).__module__.startswith("tensorboard.")
-    if not (is_writer and isinstance(args.exc_value, OSError)):
-        hook(args)
+def write_wav(path: Path, samples: np.ndarray, rate: int) -> None:
+    """Writes samples (n,) to a wav file. Python writes it: its errors say what is wrong."""
+    wav = io.BytesIO()
+    soundfile.write(wav, samples, rate, format="WAV")
+    path.write_bytes(wav.getvalue())
 
 
 # Figures, by matplotlib's object interface: no global state, no display
 
 
 def _figure(height: float, rows: int = 1) -> tuple[Figure, Any]:
-    """Fixed margins, in inches: a tight layout takes longer than drawing."""
+    """Returns a figure and its axes. A tight layout would take longer than drawing."""
     figure = Figure(figsize=(8, height), dpi=100)
     figure.subplots_adjust(0.75 / 8, 0.5 / height, 1 - 0.2 / 8, 1 - 0.35 / height, hspace=0.25)
     return figure, figure.subplots(rows, squeeze=False, sharex=True)[:, 0]
 
 
 def _show(axes: Any, values: Tensor, frame: float, **colours: Any) -> Any:
-    """An image of ``values`` (rows, T_out) over seconds."""
+    """Shows an image of ``values`` (rows, T_out) over seconds."""
     extent = (0, values.size(1) * frame, 0, values.size(0))
     return axes.imshow(values.numpy(), aspect="auto", origin="lower", extent=extent, **colours)
 
@@ -259,14 +224,14 @@ def _set_title(axes: Any, text: str) -> None:
 
 
 def render(figure: Figure) -> np.ndarray:
-    """Pixels (height, width, 4) uint8."""
+    """Returns pixels (height, width, 4) uint8."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())
 
 
 def draw_alignment(alignment: Tensor, text: str, frame: float) -> Figure:
-    """Attention weights (T_out, T_in) over time; ``frame``: hop in seconds."""
+    """Draws attention weights (T_out, T_in) over time; ``frame``: hop in seconds."""
     figure, (axes,) = _figure(4)
     image = _show(axes, alignment.T, frame)
     figure.colorbar(image, label="attention weight")
@@ -278,7 +243,7 @@ def draw_alignment(alignment: Tensor, text: str, frame: float) -> Figure:
 def draw_speech(
     alignments: Sequence[Tensor], mel: Tensor, text: str, frame: float, pause: int = 0
 ) -> Figure:
-    """Attention weights of the pieces of a text, one after the other with pauses of ``pause``
+    """Draws attention weights of the pieces of a text, one after the other with pauses of ``pause``
     frames, above the mel of them all; ``frame``: hop in seconds."""
     figure, (above, below) = _figure(6, 2)
     t = n = 0
@@ -299,7 +264,7 @@ def draw_speech(
 
 
 def draw_mels(sample: Sample, frame: float) -> Figure:
-    """Target above prediction, with the same range of colours."""
+    """Draws the target above the prediction, with the same range of colours."""
     figure, (above, below) = _figure(5, 2)
     image = _show(above, sample.mel, frame, cmap="magma")
     _show(below, sample.mel_postnet, frame, cmap="magma", norm=image.norm)
@@ -310,7 +275,7 @@ def draw_mels(sample: Sample, frame: float) -> Figure:
 
 
 def draw_gate(sample: Sample, frame: float) -> Figure:
-    """Probability of stopping at each frame, and its target."""
+    """Draws the probability of stopping at each frame, and its target."""
     figure, (axes,) = _figure(2.5)
     seconds = np.arange(len(sample.gate)) * frame
     axes.plot(seconds, sample.gate_target.numpy(), color="0.7", label="target")

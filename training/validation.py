@@ -30,10 +30,9 @@ def validate(
     batches: Sequence[Sequence[int]],
     loss_function: Tacotron2Loss,
     check_stop: Callable[[], None] = lambda: None,
-    other: int = 0,
 ) -> tuple[dict[str, float], dict[str, Sample]]:
-    """Returns mean scalars over ``batches`` of a dataset, and three of its clips to log: "sample"
-    and "longest", which are always the same ones, and "other", which is clip ``other``.
+    """Returns mean scalars over ``batches`` of a dataset, and two of its clips to log: "sample"
+    and "longest", which are always the same ones.
 
     A loss is averaged over what it averages in a batch: frames with padding or without. (NVIDIA's
     validation loss is the plain mean over batches.) The prenet's dropout is seeded, so that it is
@@ -88,7 +87,7 @@ def validate(
                 counts[name] += count
 
             middle = batch.indices[len(batch.indices) // 2]
-            chosen = {"sample": middle, "longest": longest, "other": other}
+            chosen = {"sample": middle, "longest": longest}
             for name, index in chosen.items():
                 if name not in samples and index in batch.indices:
                     row = batch.indices.index(index)
