@@ -87,8 +87,8 @@ def refuse(problems: Sequence[Problem | str]) -> None:
 
 
 def in_threads(function: Callable, items: Sequence, name: str) -> list:
-    """Returns ``[function(item) for item in items]``, computed by a thread for each core: soundfile,
-    numpy and torch release the interpreter."""
+    """Returns ``[function(item) for item in items]``, computed by a thread for each core;
+    soundfile, numpy and torch release the interpreter."""
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
         return list(progress_bar(pool.map(function, items), name, len(items), unit="clip"))
@@ -238,8 +238,8 @@ def _check_clip(line: Line, hparams: HParams, check_audio: Callable) -> Clip:
 
 
 def check_text(text: str, hparams: HParams) -> list[int]:
-    """Returns the symbols of the cleaned ``text``. Raises :class:`UserError` if it has no letter, digit or
-    phone, or an unknown phone."""
+    """Returns the symbols of the cleaned ``text``. Raises :class:`UserError` if it has no letter,
+    digit or phone, or an unknown phone."""
     try:
         ids = text_to_sequence(text, hparams.text_cleaners, hparams.symbols)
     except ValueError as error:

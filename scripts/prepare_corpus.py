@@ -228,8 +228,8 @@ def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
 def check_corpus(
     lines: Sequence[Line], problems: Sequence[Problem], hparams: HParams, converting: bool = False
 ) -> list[Clip]:
-    """Returns the clips of ``lines``. Raises all problems, with those of the samples unless they are
-    yet to be converted."""
+    """Returns the clips of ``lines``. Raises all problems, with those of the samples unless the
+    clips are yet to be converted."""
     any_length = dataclasses.replace(hparams, max_text_length=2**31 - 1)  # training checks it
     check_audio = check_source if converting else check_wav
     clips, of_lines = check_clips(lines, any_length, {}, check_audio)
