@@ -158,6 +158,8 @@ def convert(clips: Sequence[Clip], folder: Path, corpus: Path, rate: int, trim_d
     ``corpus``."""
     names = [Path(os.path.relpath(clip.path, corpus)).with_suffix("") for clip in clips]
     names = [re.sub("^wavs?/", "", name.as_posix()) for name in names]
+    if twice := [name for name, uses in Counter(names).items() if uses > 1]:
+        raise UserError(f"{corpus}: has several clips named {twice[0]}; rename them, or keep one")
     for path in {(folder / "wavs" / name).parent for name in names}:
         path.mkdir(parents=True, exist_ok=True)
     work = [(clip, folder / f"wavs/{name}.wav") for clip, name in zip(clips, names, strict=True)]
@@ -177,7 +179,9 @@ def convert_clip(work: tuple[Clip, Path], rate: int, trim_db: float) -> float | 
     try:
         samples, old_rate = soundfile.read(clip.path, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
-        return Problem(clip.location, f"{clip.path}: not a readable sound file ({error})")
+        return Problem(clip.location, f"{clip.path}: not readable ({error}); replace it")
+    if len(samples) != soundfile.info(clip.path).frames:
+        return Problem(clip.location, f"{clip.path}: not as long as its header says; replace it")
     samples = samples.mean(axis=1)
     if old_rate != rate:
         samples = soxr.resample(samples, old_rate, rate)
