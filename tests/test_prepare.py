@@ -277,7 +277,7 @@ def test_audio_that_cannot_be_converted_is_in_one_list():
     make_pairs(tone(), tone() * np.nan, 1e5 * tone(), subtype="FLOAT")
     write("s/x/3.flac", tone(0.5))
     write("s/x/3.txt", "Cut.")
-    Path("s/x/3.flac").write_bytes(Path("s/x/3.flac").read_bytes()[:-5000])
+    os.truncate("s/x/3.flac", os.path.getsize("s/x/3.flac") // 2)
     problems = "1.wav: has a sample of nan", "2.wav: has a sample of 30000", "3.flac: not "
     lines = refusal("s --name x --convert_to d")
     for i, (line, problem) in enumerate(zip(lines, problems, strict=True), 1):
