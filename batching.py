@@ -368,6 +368,8 @@ class EpochBatchSampler:
             **settings,
         }
         self.batch_size = None if dynamic_batch_size else batch_size
+        # set_epoch() also sets the batch that an iteration starts at (_first), how many batches
+        # have been handed out (_done), and whether an iteration has begun (_begun).
         self.epoch = -1
         self.set_epoch(0)
 

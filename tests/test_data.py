@@ -1,8 +1,8 @@
-import multiprocessing
 import os
 import re
 import shutil
-from contextlib import nullcontext
+import threading
+import time
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,9 +17,8 @@ import data_utils
 from cli import UserError
 from corpus.clips import Clip, load_clips
 from corpus.mels import MelCache, open_mels
-from data_utils import Item, MelDataset, collate, load_data
+from data_utils import Item, MelDataset, collate, load_ahead, load_data
 from hparams import create_hparams
-from loaders import loaded, open_loader
 
 
 @pytest.fixture
@@ -173,7 +172,7 @@ def test_up_to_one_percent_of_bad_clips_can_be_skipped(corpus, hparams, capsys, 
     assert_refused(hparams, lines)
 
 
-# Batches and loaders
+# Batches
 
 
 def test_collate_pads_and_sorts_by_text_length():
@@ -189,64 +188,54 @@ def test_collate_pads_and_sorts_by_text_length():
     assert batch.gate.tolist() == [[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1], [0, 0, 0, 1, 1, 1]]
 
 
-def noted_zeros(clip):
-    """A mel, and beside the clip's file a note that it was asked for."""
-    Path(f"{clip.path}.read").touch()
-    return np.zeros((clip.n_frames, 10), np.float32)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_batches_follow_the_plan_in_order_and_are_loaded_ahead(hparams, clips, num_threads):
+    """By that many threads, one batch each; and no thread is left, however the loop ends."""
+    sampler, asked = data_utils.training_sampler(clips, hparams), []
 
+    def zeros(clip):
+        asked.append(clip)
+        return np.zeros((clip.n_frames, 10), np.float32)
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("end", [UserError, KeyboardInterrupt, None])
-def test_a_loader_follows_the_plan_and_ends_with_its_context(corpus, hparams, clips, workers, end):
-    sampler = data_utils.training_sampler(clips, hparams)
-    data, state = MelDataset(clips, noted_zeros), torch.get_rng_state()
-    others = set(multiprocessing.active_children())
-    with (
-        pytest.raises(end) if end else nullcontext(),
-        open_loader(data, sampler, collate, workers) as loader,
-    ):
-        processes = set(multiprocessing.active_children()) - others
-        assert len(processes) == workers and not list(corpus.glob("*.read"))
-        for epoch in range(3):
-            sampler.set_epoch(epoch)
-            batches = list(loaded(loader))
-            assert sorted(i for batch in batches for i in batch.indices) == list(range(8))
-            for batch, indices in zip(batches, sampler.plan, strict=True):
-                assert sorted(batch.indices) == sorted(indices)
-                for row, i in enumerate(batch.indices):
-                    assert batch.text[row, : batch.text_lengths[row]].tolist() == clips[i].ids
-                    assert batch.mel_lengths[row] == clips[i].n_frames
-        next(loaded(loader))
-        assert set(multiprocessing.active_children()) - others == processes
-        if end:
-            raise end
-    assert not any(process.is_alive() for process in processes)
+    data, state = MelDataset(clips, zeros), torch.get_rng_state()
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        batches = list(load_ahead(data, sampler, num_threads=num_threads))
+        for batch, indices in zip(batches, sampler.plan, strict=True):
+            assert sorted(batch.indices) == sorted(indices)
+            for row, i in enumerate(batch.indices):
+                assert batch.text[row, : batch.text_lengths[row]].tolist() == clips[i].ids
+                assert batch.mel_lengths[row] == clips[i].n_frames
     assert torch.equal(state, torch.get_rng_state()), "loading draws nothing from training's noise"
+    n_threads, one_each = threading.active_count(), [[i] for i in range(8)]
+    for broken in (False, True):
+        asked.clear()
+        loading = load_ahead(data, one_each, num_threads=num_threads)
+        assert next(loading).indices == [0] and threading.active_count() > n_threads
+        while len(asked) <= num_threads:  # in the background
+            time.sleep(0.01)
+        if broken:
+            with pytest.raises(ZeroDivisionError):
+                loading.throw(ZeroDivisionError)
+        loading.close()
+        assert threading.active_count() == n_threads and len(asked) <= num_threads + 1
 
 
 @pytest.mark.parametrize(
     ("cache", "change"),
     [(False, "removed"), (False, "replaced"), (False, "cut"), (True, "removed"), (True, "cut")],
 )
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_file_that_changes_while_training_is_named(hparams, clips, cache, change, workers):
+def test_a_file_that_changes_while_training_is_named(hparams, clips, cache, change):
     hparams = replace(hparams, cache_mels=cache)
-    data = MelDataset(clips, open_mels(clips, hparams))
+    data, batches = MelDataset(clips, open_mels(clips, hparams)), [[0, 1], [2, 3]]
     path = MelCache(hparams).path(clips[3]) if cache else Path(clips[3].path)
-    with open_loader(data, [[0, 1], [2, 3]], collate, workers) as loader:
-        assert len(list(loaded(loader))) == 2
-        content = path.read_bytes()
-        path.unlink()
-        if change != "removed":
-            path.write_bytes(content if change == "replaced" else content[: len(content) // 2])
-        with pytest.raises(UserError, match=f"^{path}: changed or removed .*; run again[^\n]*$"):
-            list(loaded(loader))
-
-
-def test_a_lock_that_a_killed_process_held_does_not_keep_a_loader_from_ending(hparams, clips):
-    with open_loader(MelDataset(clips, open_mels(clips, hparams)), [[0]], collate, 1) as loader:
-        loader._iterator._workers_done_event._cond.acquire()
-    assert not multiprocessing.active_children()
+    assert len(list(load_ahead(data, batches))) == 2
+    content = path.read_bytes()
+    path.unlink()
+    if change != "removed":
+        path.write_bytes(content if change == "replaced" else content[: len(content) // 2])
+    with pytest.raises(UserError, match=f"^{path}: changed or removed .*; run again[^\n]*$"):
+        list(load_ahead(data, batches))
 
 
 def test_validation_batches_depend_on_no_batching_setting(settings, clips):

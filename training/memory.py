@@ -13,9 +13,10 @@ from batching import EpochBatchSampler
 from cli import UserError
 from corpus.clips import Clip
 from data_utils import Batch, Item, MelDataset, batch_capacity, collate
+from decoder import fall_back_to_scan
 from decoder.scan import STEPS
 from hparams import HParams
-from layers import kept_buffers
+from layers import preserved_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from training.checkpoint import random_state, set_random_state
@@ -99,11 +100,11 @@ def try_batches(
         except Exception as error:  # a kernel that does not compile for this size, say
             if model.decoder.implementation != "triton":
                 raise
-            print(f"note: {model.decoder.give_up_triton(error)}")
+            print(f"note: {fall_back_to_scan(model.decoder, error)}")
             return fits(model, loss_function, optimizer, items)
 
     states = random_state()
-    with kept_buffers(model), ExitStack() as afterwards:
+    with preserved_buffers(model), ExitStack() as afterwards:
         afterwards.callback(set_random_state, states)
         for items in trials:
             sizes = [*range(len(items), 1, -max(len(items) // 8, 1)), 1]
