@@ -261,11 +261,10 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
     for location, text in texts:
         for character in unknown_characters(text, hparams.text_cleaners, hparams.symbols):
             uses[character].append(location)
-        for letter in filter(str.isalpha, "" if text.isascii() else text):
+        if letter := next((c for c in text if c.isalpha() and not c.isascii()), ""):
             written = clean_text(letter, hparams.text_cleaners, hparams.symbols)
-            if written and written.isascii() and not letter.isascii():
+            if written and written.isascii():
                 in_ascii.append((location, letter, written))
-                break
     listed = "the setting symbols" if hparams.symbols else "text/symbols.py"
     fix = f"change the text, or, before training, add it to {listed}"
     for character, (location, *others) in sorted(uses.items()):
