@@ -1,4 +1,4 @@
-"""The log-mel spectrogram, and Griffin-Lim, the way back to audio."""
+"""The log-mel spectrogram, and Griffin-Lim, which turns it back into audio."""
 
 import warnings
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class MelSpectrogram(nn.Module):
-    """Natural-log mel magnitudes; frames are centred on every ``hop_length``-th sample.
+    """Computes natural-log mel magnitudes; frames are centred on every ``hop_length``-th sample.
 
     With preset ``nvidia``, this is the spectrogram of NVIDIA's Tacotron 2, WaveGlow and HiFi-GAN:
     Slaney's mel scale and norm, reflect padding, floor 1e-5.
@@ -24,7 +24,7 @@ class MelSpectrogram(nn.Module):
         self.register_buffer("mel_basis", torch.from_numpy(mel_basis(hparams)))
 
     def forward(self, waveform: Tensor) -> Tensor:
-        """Log-mels of samples in [-1, 1].
+        """Returns the log-mels of samples in [-1, 1].
 
         Args:
             waveform: (n_samples,) or (B, n_samples) floats, longer than ``filter_length / 2``.
@@ -46,7 +46,7 @@ class MelSpectrogram(nn.Module):
 
 
 def mel_basis(hparams: Any) -> np.ndarray:
-    """Mel filters (n_mels, n_fft / 2 + 1) float64 for magnitudes."""
+    """Returns the mel filters for magnitudes: (n_mels, n_fft / 2 + 1) float64."""
     import librosa  # here: it takes seconds, and is not needed if all mels are cached
 
     return librosa.filters.mel(
@@ -60,10 +60,10 @@ def mel_basis(hparams: Any) -> np.ndarray:
 
 
 def magnitudes(mel: Tensor, hparams: Any) -> np.ndarray:
-    """Magnitudes whose log-mel is nearly the given one: (n_mels, T_out) -> (n_fft / 2 + 1, T_out)
-    float64.
+    """Returns magnitudes whose log-mel is nearly the given one: (n_mels, T_out) ->
+    (n_fft / 2 + 1, T_out) float64.
 
-    By ten multiplicative updates (Lee and Seung 1999), which keep them from becoming negative.
+    Ten multiplicative updates (Lee and Seung 1999) find them and keep them from becoming negative.
     Those from the pseudo-inverse are further from speech.
     """
     log_mel = torch.nan_to_num(mel.double()).clamp(-12, 8)  # an untrained model may predict any
@@ -76,7 +76,7 @@ def magnitudes(mel: Tensor, hparams: Any) -> np.ndarray:
 
 
 def griffin_lim(mel: Tensor, hparams: Any) -> np.ndarray:
-    """Audio of a log-mel: intelligible, not natural. The same mel always sounds the same.
+    """Returns the audio of a log-mel: intelligible, not natural, and always the same.
 
     Phases come from 60 iterations of the fast Griffin-Lim algorithm (Perraudin et al. 2013) on
     :func:`magnitudes`.

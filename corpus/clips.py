@@ -53,7 +53,7 @@ class Clip(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What is wrong with a line; ``str()`` makes it a line of a report."""
+    """Says what is wrong with a line; ``str()`` makes it a line of a report."""
 
     location: str
     message: str
@@ -62,7 +62,7 @@ class Problem(NamedTuple):
         return f"{self.location}: {self.message}"
 
     def line(self) -> tuple[str, int]:
-        """Sorts problems by file and line."""
+        """Returns the file and the line number, to sort by."""
         filelist, _, number = self.location.rpartition(":")
         return filelist, int(number)
 
@@ -87,8 +87,8 @@ def refuse(problems: Sequence[Problem | str]) -> None:
 
 
 def in_threads(function: Callable, items: Sequence, name: str) -> list:
-    """``[function(item) for item in items]``, by a thread for each core. soundfile, numpy and
-    torch release the interpreter, so threads compute at once."""
+    """Returns ``[function(item) for item in items]``, computed by a thread for each core;
+    soundfile, numpy and torch release the interpreter."""
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
         return list(progress_bar(pool.map(function, items), name, len(items), unit="clip"))
@@ -100,7 +100,7 @@ def in_threads(function: Callable, items: Sequence, name: str) -> list:
 
 
 def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
-    """The clips of ``filelists``. Samples are not read, only headers. Raises all problems, one per
+    """Returns the clips of ``filelists``. Reads headers, not samples. Raises all problems, one per
     line, as a :class:`UserError`."""
     clips, problems = read_clips(filelists, hparams, {})
     refuse(problems)
@@ -110,7 +110,7 @@ def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
 def read_clips(
     filelists: str, hparams: HParams, locations: dict[Any, str]
 ) -> tuple[list[Clip], list[Problem]]:
-    """The good clips of ``filelists`` (paths joined by ``+``), and the problems of other lines.
+    """Returns the good clips of ``filelists`` (paths joined by ``+``), and the problems of others.
 
     A line is ``path|text`` or ``path|text|speaker``; the third field is not used. Relative paths
     start from the list's :func:`data_folders`. ``locations`` is as in :func:`check_clips`.
@@ -135,8 +135,8 @@ def read_clips(
 
 
 def data_folders(filelists: str, hparams: HParams) -> list[str]:
-    """The folder from which relative paths start in each of ``filelists`` (joined by ``+``), from
-    ``hparams.data_dir``: one folder for all, or as many, joined by ``+``, in the same order.
+    """Returns the folder from which relative paths start in each of ``filelists``. The setting
+    ``data_dir`` has one folder for all, or as many as lists, joined by ``+``, in the same order.
 
     Raises:
         UserError: there is no such folder, or their number fits neither.
@@ -156,8 +156,8 @@ def data_folders(filelists: str, hparams: HParams) -> list[str]:
 
 
 def read_lines(file: str | Path) -> list[tuple[str, str]]:
-    """Pairs of (location, line) of a text file's lines but the empty ones; bytes that are not
-    UTF-8 become surrogates. Raises :class:`UserError` if it cannot be read."""
+    """Returns pairs of (location, line) of a text file, without the empty lines; bytes that are
+    not UTF-8 become surrogates. Raises :class:`UserError` if it cannot be read."""
     try:
         content = Path(file).read_bytes().removeprefix(b"\xef\xbb\xbf")
     except (OSError, ValueError) as error:
@@ -191,7 +191,8 @@ def check_clips(
     locations: dict[Any, str],
     check_audio: Callable[[str, HParams], tuple[int, Stamp]],
 ) -> tuple[list[Clip], list[Problem]]:
-    """The clips of ``lines``, and the problems of the lines that give none. Samples are not read.
+    """Returns the clips of ``lines``, and the problems of the lines that give none. Reads headers,
+    not samples.
 
     Args:
         locations: of each sound file so far, which no other line may name; those of ``lines`` are
@@ -237,8 +238,8 @@ def _check_clip(line: Line, hparams: HParams, check_audio: Callable) -> Clip:
 
 
 def check_text(text: str, hparams: HParams) -> list[int]:
-    """Symbols of ``text`` once cleaned. Raises :class:`UserError` if it has no letter, digit or
-    phone, or an unknown phone."""
+    """Returns the symbols of the cleaned ``text``. Raises :class:`UserError` if it has no letter,
+    digit or phone, or an unknown phone."""
     try:
         ids = text_to_sequence(text, hparams.text_cleaners, hparams.symbols)
     except ValueError as error:
@@ -260,11 +261,10 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
     for location, text in texts:
         for character in unknown_characters(text, hparams.text_cleaners, hparams.symbols):
             uses[character].append(location)
-        for letter in filter(str.isalpha, "" if text.isascii() else text):
+        if letter := next((c for c in text if c.isalpha() and not c.isascii()), ""):
             written = clean_text(letter, hparams.text_cleaners, hparams.symbols)
-            if written and written.isascii() and not letter.isascii():
+            if written and written.isascii():
                 in_ascii.append((location, letter, written))
-                break
     listed = "the setting symbols" if hparams.symbols else "text/symbols.py"
     fix = f"change the text, or, before training, add it to {listed}"
     for character, (location, *others) in sorted(uses.items()):
@@ -281,7 +281,7 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
 
 
 def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
-    """Number of samples of a wav or flac, from its header, and its stamp.
+    """Returns the number of samples of a wav or flac, from its header, and its stamp.
 
     Raises:
         UserError: the file is missing, unreadable or cut off, of another sampling rate, not mono,
@@ -308,8 +308,8 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
 
 
 def check_header(path: str) -> tuple[Any, Stamp]:
-    """What soundfile knows of a sound file of any kind, and its stamp. Raises :class:`UserError`
-    if it is missing, unreadable or cut off."""
+    """Returns what soundfile knows of a sound file of any kind, and its stamp. Raises
+    :class:`UserError` if the file is missing, unreadable or cut off."""
     try:
         stamp = get_stamp(path)
         header = soundfile.info(path)
@@ -326,7 +326,7 @@ def check_header(path: str) -> tuple[Any, Stamp]:
 
 
 def _data_bytes(path: str) -> tuple[int, int]:
-    """Bytes of samples that a wav file's header names, and those that are there."""
+    """Returns how many bytes of samples a wav file's header promises, and how many are there."""
     with open(path, "rb") as file:
         order = {b"RIFF": "<", b"RIFX": ">"}.get(file.read(12)[:4])
         while order and len(head := file.read(8)) == 8:
@@ -338,7 +338,7 @@ def _data_bytes(path: str) -> tuple[int, int]:
 
 
 def get_stamp(path: str) -> Stamp:
-    """A file's stamp; OSError if there is no such file."""
+    """Returns a file's stamp. Raises OSError if there is no such file."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise FileNotFoundError(path)
@@ -346,7 +346,7 @@ def get_stamp(path: str) -> Stamp:
 
 
 def read_samples(clip: Clip, hparams: HParams) -> np.ndarray:
-    """Samples (n_samples,) float32 in [-1, 1] of a clip, whatever its sample format.
+    """Returns a clip's samples, (n_samples,) float32 in [-1, 1], whatever its sample format.
 
     Raises:
         UserError: they are not finite, beyond [-1, 1], or all but silent, or the file has changed

@@ -20,8 +20,8 @@ Mels = Callable[[Clip], np.ndarray]  # a clip's log-mel, (T_out, n_mels) float32
 
 
 def open_mels(clips: Sequence[Clip], hparams: HParams) -> Mels:
-    """A function that returns the mel of each of ``clips`` from the cache, into which missing ones
-    are computed first. With ``cache_mels=False`` it computes the mel at every call.
+    """Computes the mels that the cache lacks, and returns a function that reads the mel of a clip
+    from the cache. With ``cache_mels=False`` the function computes the mel at every call.
 
     Raises:
         UserError: the cache cannot be written, or samples cannot be used. The function raises it
@@ -45,8 +45,8 @@ def open_mels(clips: Sequence[Clip], hparams: HParams) -> Mels:
 
 
 class MelCache:
-    """Mels in ``mel_cache_dir``, one file a clip, named by a hash of all that it depends on: the
-    audio settings, and the sound file's path, size and time of last change.
+    """Keeps mels in ``mel_cache_dir``, one file a clip, named by a hash of all that it depends on:
+    the audio settings, and the sound file's path, size and time of last change.
 
     Files are never changed, so several runs may fill the folder together. Anyone may delete it.
     """
@@ -60,7 +60,7 @@ class MelCache:
         return self.folder / f"{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}.npy"
 
     def missing(self, clips: Sequence[Clip]) -> list[Clip]:
-        """The clips that are not cached. The samples of all others have been checked."""
+        """Returns the clips that are not cached. The samples of all others have been checked."""
         return [clip for clip in clips if not self._has(clip)]
 
     def _has(self, clip: Clip) -> bool:

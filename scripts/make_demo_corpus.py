@@ -88,7 +88,7 @@ WORDS = {
 
 
 def fill(pattern: str, rng: random.Random) -> str:
-    """A random text of ``pattern``."""
+    """Returns a random text of ``pattern``."""
     while "{" in pattern:
         pattern = re.sub(r"\{(\w+)\}", lambda m: rng.choice(WORDS[m[1]].split()), pattern)
     text = re.sub(r"\ba (?=[aeiou])", "an ", pattern.replace("_", " "))
@@ -96,7 +96,7 @@ def fill(pattern: str, rng: random.Random) -> str:
 
 
 def reading_seconds(text: str) -> float:
-    """About how long the engine takes to say this: least squares over 300 texts."""
+    """Returns about how long the engine takes to say this (least squares over 300 texts)."""
     letters = len(re.sub(r"[^\w ]", "", text))
     commas = len(re.findall(r"[,;:] | -- ", text))
     stops = len(re.findall(r"[.?!] ", text))
@@ -104,7 +104,7 @@ def reading_seconds(text: str) -> float:
 
 
 def write(seconds: float, rng: random.Random) -> str:
-    """A random text that takes about ``seconds`` to say: the nearest of 60 drafts."""
+    """Returns a random text that takes about ``seconds`` to say: the nearest of 60 drafts."""
     drafts = []
     for _ in range(60):
         text = fill(rng.choice(PATTERNS), rng)
@@ -115,7 +115,7 @@ def write(seconds: float, rng: random.Random) -> str:
 
 
 class Engine:
-    """espeak-ng. What it has said changes what it says next."""
+    """Speaks with espeak-ng. What it has said changes what it says next."""
 
     def __init__(self) -> None:
         try:
@@ -140,7 +140,7 @@ class Engine:
         return 0  # go on
 
     def say(self, text: str, words_per_minute: int) -> np.ndarray:
-        """Samples (n_samples,) int16 of ``text``, without the silence at either end."""
+        """Returns ``text`` as speech, without silence at either end: (n_samples,) int16."""
         self._buffers = []
         text = text.replace("--", "–").encode()  # it ignores hyphens, but pauses at a dash
         self._library.espeak_SetParameter(1, words_per_minute, 0)  # 1: espeakRATE
@@ -152,7 +152,7 @@ class Engine:
 
 
 def draw_seconds(n_clips: int, scale: float) -> np.ndarray:
-    """Durations spread as LJSpeech's, times ``scale``, shuffled: (n_clips,)."""
+    """Returns durations spread as LJSpeech's, times ``scale``, shuffled: (n_clips,)."""
     frames = np.loadtxt(LENGTHS, int, delimiter=",", skiprows=1)[:, 0]  # of 256 samples
     shares = (np.arange(n_clips) + 0.5) / n_clips
     seconds = (np.quantile(frames, shares) - 0.5) * 256 / SAMPLING_RATE * scale

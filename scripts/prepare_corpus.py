@@ -64,8 +64,8 @@ MARGIN = 0.05  # seconds that trimming leaves around the speech
 
 
 def read_corpus(corpus: Path, speaker: str = "") -> tuple[list[Line], list[Problem]]:
-    """The clips of ``corpus``, or of the ``speaker`` that its folders name, and the problems of
-    other lines."""
+    """Returns the clips that ``corpus`` lists, or those in folders named ``speaker``, and the
+    problems of others."""
     if not corpus.is_dir():
         raise UserError(f"{corpus}: no such folder; give the corpus's")
     if (corpus / "metadata.csv").is_file():
@@ -78,7 +78,7 @@ def read_corpus(corpus: Path, speaker: str = "") -> tuple[list[Line], list[Probl
 
 
 def read_table(corpus: Path) -> tuple[list[Line], list[Problem]]:
-    """The lines of metadata.csv."""
+    """Returns the clips of metadata.csv, and the problems of its other lines."""
     lines, problems = [], []
     for location, line in read_lines(corpus / "metadata.csv"):
         name, *texts = line.split("|")
@@ -98,7 +98,7 @@ def read_table(corpus: Path) -> tuple[list[Line], list[Problem]]:
 
 
 def read_pairs(corpus: Path, speaker: str) -> tuple[list[Line], list[Problem]]:
-    """The clips whose texts are in files of their own."""
+    """Returns the clips whose texts are in files of their own, and the problems of others."""
     files = {path.relative_to(corpus) for path in corpus.rglob("[!.]*")}
     audio = [path for path in sorted(files) if path.suffix.lower() in AUDIO]
     audio = [path for path in audio if not path.stem.endswith("_mic2")]  # VCTK's other microphone
@@ -132,8 +132,8 @@ def read_pairs(corpus: Path, speaker: str) -> tuple[list[Line], list[Problem]]:
 
 
 def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
-    """All characters of the cleaned texts that can be symbols, sorted. Prints the rarest, among
-    which misprints would be."""
+    """Returns all characters of the cleaned texts that can be symbols, sorted. Prints the rarest,
+    among which misprints would be."""
     uses = Counter()
     for line in lines:
         with suppress(ValueError):  # check_clips reports it
@@ -158,6 +158,8 @@ def convert(clips: Sequence[Clip], folder: Path, corpus: Path, rate: int, trim_d
     ``corpus``."""
     names = [Path(os.path.relpath(clip.path, corpus)).with_suffix("") for clip in clips]
     names = [re.sub("^wavs?/", "", name.as_posix()) for name in names]
+    if twice := [name for name, uses in Counter(names).items() if uses > 1]:
+        raise UserError(f"{corpus}: has several clips named {twice[0]}; rename them, or keep one")
     for path in {(folder / "wavs" / name).parent for name in names}:
         path.mkdir(parents=True, exist_ok=True)
     work = [(clip, folder / f"wavs/{name}.wav") for clip, name in zip(clips, names, strict=True)]
@@ -177,7 +179,9 @@ def convert_clip(work: tuple[Clip, Path], rate: int, trim_db: float) -> float | 
     try:
         samples, old_rate = soundfile.read(clip.path, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
-        return Problem(clip.location, f"{clip.path}: not a readable sound file ({error})")
+        return Problem(clip.location, f"{clip.path}: not readable ({error}); replace it")
+    if len(samples) != soundfile.info(clip.path).frames:
+        return Problem(clip.location, f"{clip.path}: not as long as its header says; replace it")
     samples = samples.mean(axis=1)
     if old_rate != rate:
         samples = soxr.resample(samples, old_rate, rate)
@@ -201,7 +205,7 @@ def convert_clip(work: tuple[Clip, Path], rate: int, trim_db: float) -> float | 
 
 
 def check_source(path: str, hparams: HParams) -> tuple[int, Stamp]:
-    """As ``check_wav``, for audio to convert: its samples once it has ``sampling_rate``."""
+    """Checks audio to convert: returns how many samples it will have, and its stamp."""
     header, stamp = check_header(path)
     return round(header.frames * hparams.sampling_rate / header.samplerate), stamp
 
@@ -210,8 +214,8 @@ def check_source(path: str, hparams: HParams) -> tuple[int, Stamp]:
 
 
 def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
-    """The clips for training and for validation, in the order given, one at least. Takes of one
-    sentence, whose cleaned texts are equal, are on the same side.
+    """Returns the clips for training and for validation, one at least, in the order given. Takes of
+    one sentence, whose cleaned texts are equal, are on the same side.
 
     Texts are ranked by a hash, so the split is the same on every machine, whatever the order of the
     clips.
@@ -228,8 +232,8 @@ def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
 def check_corpus(
     lines: Sequence[Line], problems: Sequence[Problem], hparams: HParams, converting: bool = False
 ) -> list[Clip]:
-    """The clips of ``lines``. Raises all problems, with those of the samples unless they are yet to
-    be converted."""
+    """Returns the clips of ``lines``. Raises all problems, with those of the samples unless the
+    clips are yet to be converted."""
     any_length = dataclasses.replace(hparams, max_text_length=2**31 - 1)  # training checks it
     check_audio = check_source if converting else check_wav
     clips, of_lines = check_clips(lines, any_length, {}, check_audio)
