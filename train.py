@@ -127,6 +127,8 @@ def train(args: argparse.Namespace) -> None:
             print(f"{source}: all {progress.epoch} epochs are done")
             return
         device = choose_device(hparams)
+        if reason := why_no_gpu():
+            print(f"note: no GPU is used: {reason}")
 
         # Model
         torch.manual_seed(hparams.seed)
@@ -134,6 +136,10 @@ def train(args: argparse.Namespace) -> None:
         if source:
             ignore_layers = hparams.ignore_layers if args.warm_start else None
             checkpoint.load_weights(model, state, source, ignore_layers)
+            if ignore_layers:
+                print(
+                    f"note: --warm_start does not load {', '.join(ignore_layers)} (ignore_layers)"
+                )
 
         # Data
         clips = data_utils.load_data(hparams)
@@ -249,8 +255,6 @@ class Run:
     def print_summary(self, source: Path | None) -> None:
         """Prints what is trained on what, and from where."""
         data, done = self.data, self.progress
-        if reason := why_no_gpu():
-            print(f"note: no GPU is used: {reason}")
         if n := data.sampler.n_repeated:
             print(
                 f"note: batches of epoch 1 that several processes repeat, to have equally many: {n}"

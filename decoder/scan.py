@@ -289,7 +289,7 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         x, weight_ih, *constants, mask, gates, cell, features, past = ctx.saved_tensors
         constants, (scale, loops) = Constants(*constants), ctx.options
-        T, B, A, H = *x.shape[:2], *constants.query.shape
+        (T, B, _), (A, H) = x.shape, constants.query.shape
         d_gates = gates.clone() if _is_kept() else gates
         d_query = x.new_empty(T, B, A)
         d_past = x.new_zeros(B, 2, constants.memory.size(1))

@@ -102,7 +102,12 @@ def locked(folder: Path) -> Iterator[None]:
         file.flush()
         for part in folder.glob("checkpoint_*.part"):  # of a killed process
             part.unlink()
-        yield
+        try:
+            yield
+        finally:
+            if [path.name for path in folder.iterdir()] == ["lock"]:  # no run began
+                (folder / "lock").unlink()
+                folder.rmdir()
 
 
 def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: int) -> Path:
@@ -361,7 +366,7 @@ def hparams_to_resume(
     ]
     if changed:
         raise UserError(
-            f"{path}: {'; '.join(changed)}; leave {'this' if len(changed) == 1 else 'these'} out, "
+            f"{path}: {'; '.join(changed)}; leave {'it' if len(changed) == 1 else 'them'} out, "
             "or start another run, by -c and another -o"
         )
     return hparams
