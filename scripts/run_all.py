@@ -45,7 +45,6 @@ from files import locked, making, require_space
 from hparams import AUDIO, MAY_CHANGE, PRESETS, HParams, format_overrides, parse_overrides
 from model import Tacotron2
 from scripts import prepare_ljspeech
-from scripts.lengths import EXAMPLE_CLIPS
 from scripts.paper import (
     BATCHING,
     EXPERIMENTS,
@@ -437,12 +436,12 @@ def main() -> None:
         failed = train_all(jobs)
         series = [args.output, *([f"--sweep={args.sweep}"] if args.sweep else [])]
         reports = {"tables.py": series, "figures.py": series}
-        if len(train) >= EXAMPLE_CLIPS and not args.sweep:
+        if not args.sweep:
             lengths = args.output / "figures/lengths.txt"
             write_filelist(lengths, [f"{clip.n_frames}" for clip in train])
             names = ("batch_size", *PARAMETERS.values())
             plots = [f"--{name}={getattr(jobs[0].hparams, name)}" for name in names]
-            plots += ["--paper", f"--output_dir={lengths.parent}"]
+            plots += [f"--output_dir={lengths.parent}"]
             reports = {"plot_batching.py": [lengths, *plots]} | reports
         failed += [name for name in reports if call(f"scripts/{name}", *reports[name])]
     if failed:
