@@ -83,9 +83,9 @@ class LocationLayer(nn.Module):
 class Attention(nn.Module):
     """Location-sensitive attention (Chorowski et al. 2015).
 
-    Inference calls this module. Training passes its weights to scan, which computes the
-    same faster. If you change the module, :func:`decoder.check_fast_path` notices, and training
-    calls it as well (as with ``decoder=reference``).
+    Inference calls this module. Training passes its weights to decoder/, which computes the same
+    faster. If you change the module, :func:`decoder.check_fast_path` notices, and training calls
+    it as well (as with ``decoder=reference``).
     """
 
     def __init__(self, hparams: Any) -> None:
@@ -120,9 +120,9 @@ class Attention(nn.Module):
 class Encoder(nn.Module):
     """Three convolutions and a bidirectional LSTM over the characters.
 
-    Inference calls ``lstm``. Training on a CPU passes its weights to scan, which is
-    faster. If you change ``lstm``, :func:`decoder.check_fast_path` notices, and training calls
-    it as well (as with ``decoder=reference``).
+    Inference calls ``lstm``. Training on a CPU passes its weights to decoder/scan.py, which is
+    faster. If you change ``lstm``, :func:`decoder.check_fast_path` notices, and training calls it
+    as well (as with ``decoder=reference``).
     """
 
     def __init__(self, hparams: Any) -> None:

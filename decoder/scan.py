@@ -190,7 +190,7 @@ class _LSTM(torch.autograd.Function):
     def backward(ctx: Any, d_hidden: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_ih, weight_hh, mask, gates, cell, hidden = ctx.saved_tensors
         (T, B, _), (scale, loops) = x.shape, ctx.options
-        d_gates = gates.clone() if _is_kept() else gates
+        d_gates = gates.clone() if _may_run_again() else gates
         d_next, d_cell = torch.zeros_like(gates[0]), torch.zeros_like(cell[0])
         run = loops.lstm_backward(weight_hh, B, scale)
         for t in reversed(range(0, T, STEPS)):
@@ -289,8 +289,8 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         x, weight_ih, *constants, mask, gates, cell, features, past = ctx.saved_tensors
         constants, (scale, loops) = Constants(*constants), ctx.options
-        T, B, A, H = *x.shape[:2], *constants.query.shape
-        d_gates = gates.clone() if _is_kept() else gates
+        (T, B, _), (A, H) = x.shape, constants.query.shape
+        d_gates = gates.clone() if _may_run_again() else gates
         d_query = x.new_empty(T, B, A)
         d_past = x.new_zeros(B, 2, constants.memory.size(1))
         carried = torch.zeros_like(gates[0]), torch.zeros_like(cell[0]), d_past
@@ -633,10 +633,10 @@ def _needs_grad(inputs: tuple[Tensor, ...]) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 
-def _is_kept() -> bool:
+def _may_run_again() -> bool:
     """Says if backward may run again (``retain_graph``) and must not overwrite saved tensors."""
-    is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return is_kept is None or is_kept()
+    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return keeps_graph is None or keeps_graph()
 
 
 LOOPS = Loops(_lstm_forward, _lstm_backward, _attend_forward, attend_backward)

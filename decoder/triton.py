@@ -536,15 +536,15 @@ def attention(
     b, block = tl.program_id(0), tl.program_id(1)
     scores += b * T_in
     n = tl.arange(0, CHARACTERS)
-    most = tl.full((CHARACTERS,), -float("inf"), tl.float32)
+    largest = tl.full((CHARACTERS,), -float("inf"), tl.float32)
     for start in range(0, T_in, CHARACTERS):
-        most = tl.maximum(most, tl.load(scores + start + n, start + n < T_in, -float("inf")))
-    most = tl.max(most, 0)
+        largest = tl.maximum(largest, tl.load(scores + start + n, start + n < T_in, -float("inf")))
+    largest = tl.max(largest, 0)
     e = block * COLUMNS + tl.arange(0, COLUMNS)
     total, context = tl.zeros((CHARACTERS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     for start in range(0, T_in, CHARACTERS):
         m = start + n
-        exps = tl.exp(tl.load(scores + m, m < T_in, -float("inf")) - most)
+        exps = tl.exp(tl.load(scores + m, m < T_in, -float("inf")) - largest)
         rows = tl.load(
             memory + (b * T_in + m[:, None]) * E + e[None, :],
             (m[:, None] < T_in) & (e[None, :] < E), 0.0,
@@ -557,7 +557,7 @@ def attention(
         length = T_in + W - 1
         for start in range(0, T_in, CHARACTERS):
             m = start + n
-            weights = tl.exp(tl.load(scores + m, m < T_in, -float("inf")) - most) / total
+            weights = tl.exp(tl.load(scores + m, m < T_in, -float("inf")) - largest) / total
             place = b * 2 * length + W // 2 + m
             before = tl.load(past + place + length, m < T_in, 0.0)
             tl.store(past_out + place, weights, m < T_in)

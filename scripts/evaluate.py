@@ -168,7 +168,8 @@ def main(argv: list[str] | None = None) -> None:
     for path, model, dataset in opened:
         row, of_clips = evaluate(model, dataset, args.seed)
         rows.append({"checkpoint": str(path), **row})
-        clips.append(of_clips.assign(checkpoint=str(path)))
+        of_clips.insert(0, "checkpoint", str(path))
+        clips.append(of_clips)
     table = pd.DataFrame(rows)
     print(table.to_string(index=False, float_format="{:.3f}".format))  # first: the disk may be full
     table.to_csv(files[0], index=False)

@@ -27,58 +27,56 @@ def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
         assert_close(one, other, rtol=0, atol=0)
 
 
-def module_tree(hparams: HParams, plain: bool) -> nn.Module:
+def module_tree(h: HParams, plain: bool) -> nn.Module:
     """Layers with the names and shapes of NVIDIA's model, in its order, or, ``plain``, of
     torchaudio's, whose linear layers and convolutions have no level of their own."""
+    n, mels, attention = h.encoder_embedding_dim, h.n_mel_channels, "decoder.attention_layer"
+    both = h.decoder_rnn_dim + n
+    n_filters, width = h.attention_location_n_filters, h.attention_location_kernel_size
 
-    def tree(**children: nn.Module) -> nn.Module:
-        module = nn.Module()
-        for name, child in children.items():
-            module.add_module(name, child)
-        return module
+    def convolutions(part: str, *dims: int) -> dict[str, nn.Module]:
+        layers = {}
+        for i, pair in enumerate(pairwise(dims)):
+            layers[f"{part}.convolutions.{i}.0.conv"] = nn.Conv1d(*pair, 5)
+            layers[f"{part}.convolutions.{i}.1"] = nn.BatchNorm1d(pair[1])
+        return layers
 
-    def linear(*sizes, **options) -> nn.Module:
-        layer = nn.Linear(*sizes, **options)
-        return layer if plain else tree(linear_layer=layer)
+    def linear(*sizes: int) -> nn.Module:
+        return nn.Linear(*sizes, bias=False)
 
-    def conv(*sizes, **options) -> nn.Module:
-        layer = nn.Conv1d(*sizes, **options)
-        return layer if plain else tree(conv=layer)
-
-    def convolutions(*dims: int) -> nn.ModuleList:
-        pairs = pairwise(dims)
-        return nn.ModuleList(nn.Sequential(conv(*d, 5), nn.BatchNorm1d(d[1])) for d in pairs)
-
-    h, n = hparams, hparams.encoder_embedding_dim
-    location = conv(2, h.attention_location_n_filters, h.attention_location_kernel_size, bias=False)
-    both, mels = h.decoder_rnn_dim + n, h.n_mel_channels
-    prenet = [linear(i, h.prenet_dim, bias=False) for i in (mels, h.prenet_dim)]
-    return tree(
-        embedding=nn.Embedding(h.n_symbols, n),
-        encoder=tree(
-            convolutions=convolutions(n, n, n, n),
-            lstm=nn.LSTM(n, n // 2, batch_first=True, bidirectional=True),
+    layers = {
+        "embedding": nn.Embedding(h.n_symbols, n),
+        **convolutions("encoder", n, n, n, n),
+        "encoder.lstm": nn.LSTM(n, n // 2, bidirectional=True),
+        "decoder.prenet.layers.0.linear_layer": linear(mels, h.prenet_dim),
+        "decoder.prenet.layers.1.linear_layer": linear(h.prenet_dim, h.prenet_dim),
+        "decoder.attention_rnn": nn.LSTMCell(h.prenet_dim + n, h.attention_rnn_dim),
+        f"{attention}.query_layer.linear_layer": linear(h.attention_rnn_dim, h.attention_dim),
+        f"{attention}.memory_layer.linear_layer": linear(n, h.attention_dim),
+        f"{attention}.v.linear_layer": linear(h.attention_dim, 1),
+        f"{attention}.location_layer.location_conv.conv": nn.Conv1d(
+            2, n_filters, width, bias=False
         ),
-        decoder=tree(
-            prenet=tree(layers=nn.ModuleList(prenet)),
-            attention_rnn=nn.LSTMCell(h.prenet_dim + n, h.attention_rnn_dim),
-            attention_layer=tree(
-                query_layer=linear(h.attention_rnn_dim, h.attention_dim, bias=False),
-                memory_layer=linear(n, h.attention_dim, bias=False),
-                v=linear(h.attention_dim, 1, bias=False),
-                location_layer=tree(
-                    location_conv=location,
-                    location_dense=linear(
-                        h.attention_location_n_filters, h.attention_dim, bias=False
-                    ),
-                ),
-            ),
-            decoder_rnn=nn.LSTMCell(h.attention_rnn_dim + n, h.decoder_rnn_dim),
-            linear_projection=linear(both, mels),
-            gate_layer=linear(both, 1),
+        f"{attention}.location_layer.location_dense.linear_layer": linear(
+            n_filters, h.attention_dim
         ),
-        postnet=tree(convolutions=convolutions(mels, *[h.postnet_embedding_dim] * 4, mels)),
-    )
+        "decoder.decoder_rnn": nn.LSTMCell(h.attention_rnn_dim + n, h.decoder_rnn_dim),
+        "decoder.linear_projection.linear_layer": nn.Linear(both, mels),
+        "decoder.gate_layer.linear_layer": nn.Linear(both, 1),
+        **convolutions("postnet", mels, *[h.postnet_embedding_dim] * 4, mels),
+    }
+    tree = nn.Module()
+    for path, layer in layers.items():
+        if plain:
+            path = path.removesuffix(".linear_layer").removesuffix(".conv")
+        *parents, name = path.split(".")
+        module = tree
+        for parent in parents:
+            if not hasattr(module, parent):
+                module.add_module(parent, nn.Module())
+            module = module.get_submodule(parent)
+        module.add_module(name, layer)
+    return tree
 
 
 def test_names_shapes_and_size_are_nvidias():
