@@ -1,22 +1,23 @@
-"""What all programs here share: errors for the user, the argument parser, signals."""
+"""What all programs here share: the error that a user can fix, arguments, safe files."""
 
 import argparse
 import errno
 import os
-import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import IO, Any, NoReturn
 
 from tqdm import tqdm
 
-# disable=None: shown on a terminal, not in a log
-# and by the first alone of the processes that torchrun starts
+# Shown on a terminal, not in a log (disable=None), by the first of torchrun's processes alone.
 _RANK = os.environ["RANK"] if "TORCHELASTIC_RUN_ID" in os.environ else "0"
 progress_bar = partial(tqdm, disable=None if _RANK == "0" else True, dynamic_ncols=True)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class UserError(ValueError):
@@ -28,40 +29,40 @@ def exit_on_user_error(
     reports: Callable[[], bool] = lambda: True,
     end: Callable[[Any], NoReturn] = sys.exit,
 ) -> None:
-    """Run a program's ``main``. A :class:`UserError` ends it with its message and status 2.
+    """Runs a program's ``main``. A :class:`UserError` ends it with its message and status 2.
 
     Args:
         reports: whether this process prints the message.
         end: ends it.
     """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as set during imports
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Log files get each line at once, whatever characters their encoding lacks.
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
+    message, status = "", 0
     try:
         main()
-        message, status = "", 0
     except UserError as error:
         message, status = f"error: {error}", 2
     except SystemExit as ended:
-        message, status = "", ended.code
+        status = ended.code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
         message, status = "error: output pipe closed", 2
     except OSError as error:
         fixes = dict.fromkeys(DISK_FULL, "free some space")
         fixes |= dict.fromkeys((errno.EISDIR, errno.ENOTDIR), "move what is there")
-        fixes |= dict.fromkeys((errno.EACCES, errno.EROFS), "allow writing, or use another folder")
+        fixes |= dict.fromkeys(READ_ONLY, "allow writing, or use another folder")
         if not (fix := fixes.get(error.errno)):
             raise
-        message, status = f"error: {error.filename or 'output'}: {error.strerror}; {fix}", 2
-        message += ", then run again"
+        problem = f"{error.filename or 'output'}: {error.strerror}"
+        message, status = f"error: {problem}; {fix}, then run again", 2
     except KeyboardInterrupt:
         message, status = "interrupted", 130
-    # Not in the handlers: their exception would keep loaders and their processes alive.
     if message and reports():
         print(message, file=sys.stderr)
     end(status)
+
+
+# Arguments
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -88,92 +89,37 @@ def seed(text: str) -> int:
     return int(text)
 
 
-class Stopped(Exception):
-    """SIGINT or SIGTERM asked the training to stop."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.status = 128 + number  # the shells' convention: 130 and 143
+# Files
 
 
-class StopSignals:
-    """Records SIGINT or SIGTERM, for :meth:`check` to raise once the batch is done.
+def make_folder(path: Path, fix: str = "give another folder") -> None:
+    """Makes the folder ``path``, unless it exists, and checks that it can be written.
 
-    A second signal has its usual effect: it ends the process at once.
-
-    Args:
-        agree: for one of several processes: given the number of its signal, or 0, returns that of
-            any of them, so that all stop after the same batch. They call :meth:`check` together.
-            A second signal is then ignored: torchrun sends it, and later kills.
+    Raises:
+        UserError: it cannot be written; ``fix`` says what to do.
     """
-
-    def __init__(self, agree: Callable[[int], int] | None = None) -> None:
-        self.agree = agree
-
-    def __enter__(self) -> "StopSignals":
-        self.number, self.waiting = 0, False
-        numbers = signal.SIGINT, signal.SIGTERM
-        self.handlers = {number: signal.signal(number, self._note) for number in numbers}
-        self.alarm = signal.signal(signal.SIGALRM, self._stop_waiting)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.agree:  # torchrun's signal must not end this process before it says why it ends
-            for number in self.handlers:
-                signal.signal(number, signal.SIG_IGN)
-        else:
-            self._restore()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self.alarm)
-
-    def _restore(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _: object) -> None:
-        self.number = number
-        if self.agree:
-            return
-        self._restore()
-        os.write(2, f"{signal.Signals(number).name}: saving, then stopping\n".encode())
-        signal.setitimer(signal.ITIMER_REAL, 1, 1)  # seconds; most batches come within one
-
-    def _stop_waiting(self, *_: object) -> None:
-        if self.waiting:
-            self.check()
-
-    def check(self) -> None:
-        """Raise :class:`Stopped` if there was a signal."""
-        if number := self.agree(self.number) if self.agree else self.number:
-            raise Stopped(number)
-
-    @contextmanager
-    def while_waiting(self) -> Iterator[None]:
-        """While no batch is being trained, a signal is raised within a second. Not in one of
-        several processes, since the others may be training."""
-        if self.agree:
-            yield
-            return
-        self.waiting = True
-        try:
-            self.check()
-            yield
-        finally:
-            self.waiting = False
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        fix = f"allow writing, or {fix}" if error.errno in READ_ONLY else fix
+        raise UserError(f"{path}: cannot be written ({error.strerror}); {fix}") from None
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Holds back Ctrl-C until the context ends. Processes started in it never receive it, nor
-    SIGTERM, which torchrun, among others, sends to all processes of a training."""
-    received = []
-    handler = signal.signal(signal.SIGINT, lambda *call: received.append(call))
-    # The mask is for new processes. In this one another thread may still get the signal.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a file to write, which replaces ``path`` once it is complete and on the disk. Several
+    processes may write the same file at once.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        yield
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:  # that of a full disk names no file
+        error.filename = error.filename or str(path)
+        raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, handler)
-        if received and callable(handler):
-            handler(*received[0])
+        part.unlink(missing_ok=True)

@@ -1,17 +1,19 @@
 """From settings to batches: the training and the validation clips, and their batches.
 
-filelists --load_data--> clips --open_mels--> mels --MelDataset, collate--> Batch
+filelists --load_data--> clips --open_mels--> mels --MelDataset, load_ahead--> Batch
 """
 
 import dataclasses
-import inspect
 import math
 import os
 import zlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,13 +33,80 @@ from corpus.clips import (
     report_unknown_characters,
     report_unused_symbols,
 )
-from corpus.mels import MelCache, Mels
+from corpus.mels import MelCache, Mels, open_mels
 from hparams import HParams
 from layers import length_mask
-from training.distributed import RANK, WORLD_SIZE
 
 VALIDATION_SEED = 1234  # the same validation batches for every strategy
 MAX_SKIPPED = 0.01  # of a set's clips, with on_bad_clip=skip
+
+
+class Data(NamedTuple):
+    """All that a run trains on."""
+
+    train_set: "MelDataset"
+    val_set: "MelDataset"
+    sampler: EpochBatchSampler  # of the training batches
+    val_batches: list[list[int]]
+    texts: list[list[int]]  # symbol ids of speak_texts
+    fingerprint: list[list[tuple[int, int]]]  # see data_fingerprint()
+
+
+def open_data(
+    train_clips: list[Clip],
+    val_clips: list[Clip],
+    hparams: HParams,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Data:
+    """Returns the data of a run, with all mels in the cache.
+
+    Args:
+        rank, world_size: of the processes that train one model; each gets its share of the batches.
+
+    Raises:
+        UserError: a setting does not go with the clips, or their mels cannot be computed.
+    """
+    texts = texts_to_speak(hparams)
+    sampler = training_sampler(train_clips, hparams, rank, world_size)
+    for note in (batching_note(sampler, hparams), capacity_note(sampler, hparams)):
+        if note:
+            print(f"note: {note}")
+    mels = open_mels([*train_clips, *val_clips], hparams)
+    return Data(
+        MelDataset(train_clips, mels),
+        MelDataset(val_clips, mels),
+        sampler,
+        validation_batches(val_clips, hparams),
+        texts,
+        data_fingerprint(train_clips, val_clips),
+    )
+
+
+def data_fingerprint(*sets: Sequence[Clip]) -> list[list[tuple[int, int]]]:
+    """Returns, for each set's clips in order, frames and a checksum of the text. Where the files
+    are is not in it."""
+    return [[(c.n_frames, zlib.crc32(repr(c.ids).encode())) for c in clips] for clips in sets]
+
+
+def refuse_other_data(
+    saved: list[list[tuple[int, int]]], sets: Sequence[Sequence[Clip]], path: Path
+) -> None:
+    """Raises :class:`UserError` unless the clips of ``sets`` are those that the checkpoint ``path``
+    was trained on, whose fingerprint is ``saved``."""
+    if saved == (data := data_fingerprint(*sets)):
+        return
+    problem, what = "than the filelists now list", "the filelists"
+    if [len(clips) for clips in saved] == [len(clips) for clips in data]:
+        rows = zip(chain(*sets), chain(*saved), chain(*data), strict=True)
+        (clip, then, now), *more = [row for row in rows if row[1] != row[2]]
+        change = f"{now[0]} frames, and had {then[0]}" if now[0] != then[0] else "another text"
+        more = f" (and {len(more):,} more differ)" if more else ""
+        problem, what = f"than now: {clip.location}: {clip.path} has {change}{more}", "what it was"
+    raise UserError(
+        f"{path}: was trained on clips of other texts, lengths or order {problem}; restore {what}, "
+        "or start another run by -c with another -o"
+    )
 
 
 # The two sets of clips
@@ -141,39 +210,13 @@ def texts_to_speak(hparams: HParams) -> list[list[int]]:
         raise UserError(f"setting speak_texts: {error}") from None
 
 
-def data_fingerprint(*sets: Sequence[Clip]) -> list[list[tuple[int, int]]]:
-    """Of each set's clips, in order, the length in frames and a checksum of the text; the location
-    of the files is not in it."""
-    return [
-        [(clip.n_frames, zlib.crc32(repr(clip.ids).encode())) for clip in clips] for clips in sets
-    ]
-
-
-def refuse_other_data(
-    saved: list[list[tuple[int, int]]], sets: Sequence[Sequence[Clip]], path: Path
-) -> None:
-    """Raise :class:`UserError` unless the clips of ``sets`` are those that the checkpoint ``path``
-    was trained on, whose fingerprint is ``saved``."""
-    if saved == (data := data_fingerprint(*sets)):
-        return
-    problem, what = "than the filelists now list", "the filelists"
-    if [len(clips) for clips in saved] == [len(clips) for clips in data]:
-        rows = zip(chain(*sets), chain(*saved), chain(*data), strict=True)
-        (clip, then, now), *more = [row for row in rows if row[1] != row[2]]
-        change = f"{now[0]} frames, and had {then[0]}" if now[0] != then[0] else "another text"
-        more = f" (and {len(more):,} more differ)" if more else ""
-        problem, what = f"than now: {clip.location}: {clip.path} has {change}{more}", "what it was"
-    raise UserError(
-        f"{path}: was trained on clips of other texts, lengths or order {problem}; restore {what}, "
-        "or start another run by -c with another -o"
-    )
-
-
 # Batches of indices
 
 
-def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampler:
-    """The batches of every epoch, by the batching settings.
+def training_sampler(
+    clips: Sequence[Clip], hparams: HParams, rank: int = 0, world_size: int = 1
+) -> EpochBatchSampler:
+    """Returns the batches of every epoch, by the batching settings, or a process's share of them.
 
     Raises:
         UserError: a base batch size larger than the set.
@@ -183,16 +226,30 @@ def training_sampler(clips: Sequence[Clip], hparams: HParams) -> EpochBatchSampl
             f"setting batch_size={hparams.batch_size}: {hparams.training_files} has {len(clips)} "
             f"clips; use at most {len(clips)}"
         )
-    names = inspect.signature(EpochBatchSampler).parameters
-    settings = {name: getattr(hparams, name) for name in names if hasattr(hparams, name)}
     return EpochBatchSampler(
         [clip.n_frames for clip in clips],
-        strategy=hparams.batching_strategy,
-        capacity=batch_capacity(hparams),
-        num_replicas=WORLD_SIZE,
-        rank=RANK,
-        **settings,
+        hparams.seed,
+        num_replicas=world_size,
+        rank=rank,
+        **batching_settings(hparams),
     )
+
+
+def batching_settings(hparams: HParams) -> dict[str, Any]:
+    """Returns the arguments of :func:`batching.plan_batches` but the lengths, seed and epoch."""
+    return {
+        "strategy": hparams.batching_strategy,
+        "batch_size": hparams.batch_size,
+        "dynamic_batch_size": hparams.dynamic_batch_size,
+        "batch_randomization": hparams.batch_randomization,
+        "capacity": batch_capacity(hparams),
+        "longest_first": hparams.longest_first,
+        "lrf": hparams.lrf,
+        "bucket_size": hparams.bucket_size,
+        "bucket_edges": hparams.bucket_edges,
+        "n_buckets": hparams.n_buckets,
+        "n_bins": hparams.n_bins,
+    }
 
 
 def frames_of_steps(sampler: EpochBatchSampler) -> np.ndarray:
@@ -257,7 +314,7 @@ def capacity_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
     # LJSpeech's longest clip has 1.5 times the mean length.
     seconds = math.ceil(max(1.5 * lengths.mean() * hop_seconds * hparams.batch_size, longest))
     capacity = batch_capacity(dataclasses.replace(hparams, batch_capacity_seconds=float(seconds)))
-    settings = {**sampler.settings, "seed": hparams.seed, "capacity": capacity}
+    settings = batching_settings(hparams) | {"seed": hparams.seed, "capacity": capacity}
     return (
         f"an epoch has {n_batches:,} batches, with dynamic_batch_size=False {n_fixed:,}: the "
         f"longest clip, of {longest:.1f} s, sets the batch capacity, and most are far shorter. "
@@ -301,6 +358,11 @@ class Batch(NamedTuple):
     cpu_text_lengths: Tensor  # (B,) on the CPU, so that packing does not wait for the GPU
     indices: list[int]  # B, of the clips in the dataset
 
+    def pin_memory(self) -> "Batch":
+        """The batch in memory from which a GPU copies without waiting."""
+        pinned = (tensor.pin_memory() for tensor in self[:5])
+        return Batch(*pinned, self.cpu_text_lengths, self.indices)
+
     def to(self, device: torch.device) -> "Batch":
         """The batch on ``device``. From pinned memory, the copy is not waited for."""
         moved = (tensor.to(device, non_blocking=True) for tensor in self[:5])
@@ -319,6 +381,38 @@ class MelDataset(Dataset):
     def __getitem__(self, i: int) -> Item:
         mel = torch.from_numpy(self.mels(self.clips[i]))
         return Item(i, torch.tensor(self.clips[i].ids), mel)
+
+
+def load_ahead(
+    dataset: Dataset,
+    batches: Iterable[Sequence[int]],
+    device: torch.device | None = None,
+    num_threads: int = 1,
+) -> Iterator[Batch]:
+    """Yields ``batches`` of indices as :class:`Batch`, in order. Threads load the next ones, into
+    pinned memory for a GPU, while the caller trains on one.
+
+    Args:
+        num_threads: also how many batches are loaded ahead.
+    """
+    on_gpu = device is not None and device.type == "cuda"
+
+    def load(indices: Sequence[int]) -> Batch:
+        batch = collate([dataset[i] for i in indices])
+        return batch.pin_memory() if on_gpu else batch
+
+    # A new thread would pin memory by way of the first GPU.
+    initializer = partial(torch.cuda.set_device, device) if on_gpu else None
+    pool, waiting = ThreadPoolExecutor(num_threads, initializer=initializer), deque()
+    try:
+        for indices in batches:
+            waiting.append(pool.submit(load, indices))
+            if len(waiting) > num_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def collate(items: Sequence[Item]) -> Batch:

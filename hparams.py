@@ -11,15 +11,48 @@ import ast
 import dataclasses
 import difflib
 import functools
-import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-import batching
 from cli import UserError
 from text import alphabet, check_alphabet
+
+CLEANERS = ("english_cleaners",)
+SPEAK_TEXTS = ("Speech appears, slowly.", "Is it clear now?")
+
+
+def _setting(
+    default: Any, meaning: str, accepts: Callable[[Any], bool] = lambda _: True, fix: str = ""
+) -> Any:
+    """Makes a field: its default, its meaning and unit, and which values it ``accepts``."""
+    metadata = {"meaning": meaning, "accepts": accepts, "fix": fix}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _above_0(default: float, meaning: str) -> Any:
+    return _setting(default, meaning, lambda x: x > 0, "use a value above 0")
+
+
+def _from_0(default: float, meaning: str) -> Any:
+    return _setting(default, meaning, lambda x: x >= 0, "use 0 or more")
+
+
+def _share(default: float, meaning: str) -> Any:
+    return _setting(default, meaning, lambda x: 0 <= x < 1, "use a value from 0 to below 1")
+
+
+def _odd(default: int, meaning: str) -> Any:
+    return _setting(default, meaning, lambda x: x > 0 and x % 2, "use an odd number")
+
+
+def _one_of(choices: str, meaning: str) -> Any:
+    """Makes a field that is one of several words, by default the first."""
+    words = choices.split()
+    fix = f"use one of {', '.join(words)}"
+    return _setting(words[0], f"{' | '.join(words)}: {meaning}", lambda x: x in words, fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,118 +60,97 @@ class HParams:
     """Immutable settings. Impossible values raise :class:`UserError` on construction."""
 
     # Experiment
-    seed: int = 0  # random seed of weights and dropout; batching adds the epoch to it
-    epochs: int = 220  # passes over the training set
-    epochs_per_validation: int = 2  # validate every N epochs
-    precise_batch_norm: int = 0  # also validate with batch norm's statistics of N batches; 0: off
-    speak_every: int = 0  # speak speak_texts at every Nth validation, and the last; 0: off
-    speak_texts: tuple[str, ...] = ("Speech appears, slowly.", "Is it clear now?")  # unseen ones
-    epochs_per_checkpoint: int = 2  # save a checkpoint every N epochs
-    checkpoint_minutes: float = 10.0  # also every N minutes, mid-epoch; 0 turns it off
-    keep_checkpoints: int = 2  # how many of the newest checkpoints to keep, besides the best
-    decoder: str = "auto"  # for training: auto, triton (on a GPU), scan or reference (slow)
-    precision: str = "fp32"  # for matrix products: fp32, tf32 (GPU only) or bf16
-    deterministic: bool = False  # deterministic GPU algorithms, where torch has them
-    check_memory: bool = True  # try the largest batches before training, to see that they fit
-    max_bad_steps: int = 10  # stop after N steps in a row with a non-finite loss or gradient
+    seed: int = _from_0(0, "random seed of weights and dropout; batching adds the epoch to it")
+    epochs: int = _above_0(220, "passes over the training set")
+    epochs_per_validation: int = _above_0(2, "validate every N epochs")
+    precise_batch_norm: int = _from_0(0, "also validate with batch norm of N batches; 0: off")
+    speak_every: int = _from_0(0, "speak speak_texts at every Nth validation, and the last; 0: off")
+    speak_texts: tuple[str, ...] = _setting(SPEAK_TEXTS, "texts not in the training set")
+    epochs_per_checkpoint: int = _above_0(2, "save a checkpoint every N epochs")
+    checkpoint_minutes: float = _from_0(10.0, "also every N minutes, mid-epoch; 0: off")
+    keep_checkpoints: int = _above_0(2, "how many of the newest to keep, besides the best")
+    decoder: str = _one_of("auto triton scan reference", "auto: triton on a GPU, else scan")
+    precision: str = _one_of("fp32 tf32 bf16", "of matrix products; tf32 on a GPU only")
+    deterministic: bool = _setting(False, "deterministic GPU algorithms, where torch has them")
+    check_memory: bool = _setting(True, "first see whether the largest batches fit in memory")
+    max_bad_steps: int = _above_0(10, "stop after N steps in a row with a non-finite loss")
 
     # Data
-    data_dir: str = ""  # folder that paths in filelists start from, or one a list, joined with +
-    training_files: str = "filelists/ljspeech_train.txt"  # filelists, joined with +
-    validation_files: str = "filelists/ljspeech_val.txt"  # filelists, joined with +
-    text_cleaners: tuple[str, ...] = ("english_cleaners",)  # of text/cleaners.py, in this order
-    symbols: str = ""  # the alphabet's characters, or @FILE that has them; "": text/symbols.py
-    on_bad_clip: str = "error"  # error: refuse to start; skip: leave out up to 1 % of the clips
-    max_text_length: int = 500  # longest text allowed, in symbols
-    cache_mels: bool = True  # keep computed mels on disk; False computes them every time
-    mel_cache_dir: str = "mel_cache"  # folder for the cached mels
-    num_workers: int = 1  # loader processes; 0 loads in the training process
+    data_dir: str = _setting("", "where filelists' paths start; or one a list, joined with +")
+    training_files: str = _setting("filelists/ljspeech_train.txt", "filelists, joined with +")
+    validation_files: str = _setting("filelists/ljspeech_val.txt", "filelists, joined with +")
+    text_cleaners: tuple[str, ...] = _setting(CLEANERS, "of text/cleaners.py, in this order")
+    symbols: str = _setting("", "the alphabet, or @FILE that has it; empty: text/symbols.py")
+    on_bad_clip: str = _one_of("error skip", "refuse to start, or leave out up to 1 % of the clips")
+    max_text_length: int = _above_0(500, "longest text allowed, in symbols")
+    cache_mels: bool = _setting(True, "keep computed mels on disk; False computes them every time")
+    mel_cache_dir: str = _setting("mel_cache", "folder for the cached mels")
+    num_workers: int = _above_0(1, "threads that compute mels, with cache_mels=False")
 
     # Audio
-    sampling_rate: int = 22050  # Hz
-    filter_length: int = 2048  # FFT size in samples
-    hop_length: int = 276  # samples between frames; 276 is 12.5 ms (Sec. 6)
-    win_length: int = 1103  # window length in samples; 1103 is 50 ms, rounded up (Sec. 6)
-    n_mel_channels: int = 80  # mel bands
-    mel_fmin: float = 0.0  # lower edge of the mel bands, Hz
-    mel_fmax: float = 8000.0  # upper edge of the mel bands, Hz
+    sampling_rate: int = _above_0(22050, "Hz")
+    filter_length: int = _above_0(2048, "FFT size in samples")
+    hop_length: int = _above_0(276, "samples between frames; 276 is 12.5 ms (Sec. 6)")
+    win_length: int = _above_0(1103, "window length in samples; 1103 is 50 ms, rounded up (Sec. 6)")
+    n_mel_channels: int = _above_0(80, "mel bands")
+    mel_fmin: float = _from_0(0.0, "lower edge of the mel bands, Hz")
+    mel_fmax: float = _above_0(8000.0, "upper edge of the mel bands, Hz")
 
     # Batching (Sec. 2-5)
-    batching_strategy: str = "SSB"  # RAND, SB, SSB, BKT or ATS (Sec. 2-3)
-    batch_size: int = 16  # clips per batch; the base batch size with dynamic_batch_size
-    dynamic_batch_size: bool = True  # DBS: fill each batch up to the batch capacity (Sec. 4)
-    batch_randomization: bool = True  # BR: shuffle the order of the batches (Sec. 5)
-    longest_first: bool = True  # SB, SSB, BKT: sort from the longest clip down, or else up
-    lrf: float = 0.1  # SSB: local randomisation factor, the noise added to lengths
-    bucket_size: int = 1024  # BKT: clips per bucket, with bucket_edges=size
-    bucket_edges: str = "size"  # BKT: size (of bucket_size clips), uniform or quantile
-    n_buckets: int = 10  # BKT: number of buckets, with uniform or quantile edges
-    n_bins: int = 58  # ATS: number of bins
-    batch_capacity: int = 0  # DBS: frames with padding; 0: batch_size x longest clip
-    batch_capacity_seconds: float = 0.0  # DBS: batch_capacity in seconds; 0: not set
+    batching_strategy: str = _one_of("SSB RAND SB BKT ATS", "order of the clips (Sec. 2-3)")
+    batch_size: int = _above_0(16, "clips per batch; the base batch size with dynamic_batch_size")
+    dynamic_batch_size: bool = _setting(True, "DBS: fill each batch to the capacity (Sec. 4)")
+    batch_randomization: bool = _setting(True, "BR: shuffle the order of the batches (Sec. 5)")
+    longest_first: bool = _setting(True, "SB, SSB, BKT: sort from the longest clip down, or up")
+    lrf: float = _from_0(0.1, "SSB: local randomisation factor, the noise added to lengths")
+    bucket_size: int = _above_0(1024, "BKT: clips per bucket, with bucket_edges=size")
+    bucket_edges: str = _one_of("size uniform quantile", "BKT: how to divide the clips")
+    n_buckets: int = _above_0(10, "BKT: number of buckets, with uniform or quantile edges")
+    n_bins: int = _above_0(58, "ATS: number of bins")
+    batch_capacity: int = _from_0(0, "DBS: frames with padding; 0: batch_size x longest clip")
+    batch_capacity_seconds: float = _from_0(0.0, "DBS: batch_capacity in seconds; 0: not set")
 
     # Model
-    n_symbols: int = 148  # symbols with padding; if symbols is set, as many as it takes
-    symbols_embedding_dim: int = 512  # features per symbol
-    encoder_n_convolutions: int = 3  # convolutions in the encoder
-    encoder_kernel_size: int = 5  # width of the encoder's convolutions, in symbols
-    encoder_embedding_dim: int = 512  # encoder features per symbol, half of them per direction
-    prenet_dim: int = 256  # units in each of the prenet's two layers
-    attention_rnn_dim: int = 1024  # units in the attention LSTM
-    attention_dim: int = 128  # features in which attention compares query and keys
-    attention_location_n_filters: int = 32  # location filters over past attention weights
-    attention_location_kernel_size: int = 31  # width of the location filters, in symbols
-    decoder_rnn_dim: int = 1024  # units in the decoder LSTM
-    postnet_embedding_dim: int = 512  # channels in the postnet
-    postnet_kernel_size: int = 5  # width of the postnet's convolutions, in frames
-    postnet_n_convolutions: int = 5  # convolutions in the postnet
-    p_encoder_dropout: float = 0.5  # dropout rate after each encoder convolution
-    p_prenet_dropout: float = 0.5  # dropout rate in the prenet, in validation and inference too
-    p_attention_dropout: float = 0.1  # dropout rate of the attention LSTM's hidden state
-    p_decoder_dropout: float = 0.1  # dropout rate of the decoder LSTM's hidden state
-    p_postnet_dropout: float = 0.5  # dropout rate after each postnet convolution
-    mask_padding: bool = True  # set outputs beyond a clip's end to mel 0 and gate logit 1000
-    gate_threshold: float = 0.5  # inference stops where the stop probability exceeds this
-    max_decoder_steps: int = 1000  # inference cuts a clip off after this many frames
+    n_symbols: int = _above_0(148, "symbols with padding; if symbols is set, as many as it takes")
+    symbols_embedding_dim: int = _above_0(512, "features per symbol")
+    encoder_n_convolutions: int = _above_0(3, "convolutions in the encoder")
+    encoder_kernel_size: int = _odd(5, "width of the encoder's convolutions, in symbols")
+    encoder_embedding_dim: int = _above_0(512, "encoder features per symbol, half per direction")
+    prenet_dim: int = _above_0(256, "units in each of the prenet's two layers")
+    attention_rnn_dim: int = _above_0(1024, "units in the attention LSTM")
+    attention_dim: int = _above_0(128, "features in which attention compares query and keys")
+    attention_location_n_filters: int = _above_0(32, "location filters over past attention weights")
+    attention_location_kernel_size: int = _odd(31, "width of the location filters, in symbols")
+    decoder_rnn_dim: int = _above_0(1024, "units in the decoder LSTM")
+    postnet_embedding_dim: int = _above_0(512, "channels in the postnet")
+    postnet_kernel_size: int = _odd(5, "width of the postnet's convolutions, in frames")
+    postnet_n_convolutions: int = _above_0(5, "convolutions in the postnet")
+    p_encoder_dropout: float = _share(0.5, "dropout rate after each encoder convolution")
+    p_prenet_dropout: float = _share(0.5, "dropout rate in the prenet, also in validation")
+    p_attention_dropout: float = _share(0.1, "dropout rate of the attention LSTM's hidden state")
+    p_decoder_dropout: float = _share(0.1, "dropout rate of the decoder LSTM's hidden state")
+    p_postnet_dropout: float = _share(0.5, "dropout rate after each postnet convolution")
+    mask_padding: bool = _setting(True, "beyond a clip's end: mel 0, gate logit 1000")
+    gate_threshold: float = _share(0.5, "inference stops at this stop probability")
+    max_decoder_steps: int = _above_0(1000, "inference cuts a clip off after this many frames")
 
     # Optimisation
-    learning_rate: float = 1e-3  # Adam's, constant
-    weight_decay: float = 1e-6  # Adam's L2 penalty
-    grad_clip_thresh: float = 1.0  # largest L2 norm of the whole gradient
-    loss: str = "padded"  # to minimise: averaged over padding too, as NVIDIA's, or masked
-    guided_attention_weight: float = 0.0  # weight of that loss (Tachibana et al. 2018); 0: off
-    guided_attention_sigma: float = 0.2  # guided attention: width of the unpenalised diagonal
-    ignore_layers: tuple[str, ...] = ("embedding.weight",)  # not loaded by --warm_start
+    learning_rate: float = _above_0(1e-3, "Adam's, constant")
+    weight_decay: float = _from_0(1e-6, "Adam's L2 penalty")
+    grad_clip_thresh: float = _above_0(1.0, "largest L2 norm of the whole gradient")
+    loss: str = _one_of("padded masked", "mean to minimise: over padding too, as NVIDIA's")
+    guided_attention_weight: float = _from_0(0.0, "its weight (Tachibana et al. 2018); 0: off")
+    guided_attention_sigma: float = _above_0(0.2, "its width of the unpenalised diagonal")
+    ignore_layers: tuple[str, ...] = _setting(("embedding.weight",), "not loaded by --warm_start")
 
     def __post_init__(self) -> None:
-        may_be_zero = {
-            "seed", "num_workers", "batch_capacity", "batch_capacity_seconds", "mel_fmin",
-            "weight_decay", "guided_attention_weight", "checkpoint_minutes",
-            "precise_batch_norm", "speak_every",
-        }  # fmt: skip
-        checked_below = {"gate_threshold", "mel_fmax", *batching.STRATEGY_SETTINGS}
         for field in dataclasses.fields(self):
-            name, value = field.name, getattr(self, field.name)
+            value = getattr(self, field.name)
             if field.type is float:
-                self._require(name, abs(value) <= 1e6, "use a number up to 1e6")
+                self._require(field.name, abs(value) <= 1e6, "use a number up to 1e6")
             elif field.type is int:
-                self._require(name, abs(value) < 2**31, "use a whole number below 2**31")
-            if name.startswith("p_"):
-                self._require(name, 0 <= value < 1, "a dropout rate is in [0, 1)")
-            elif name in may_be_zero:
-                self._require(name, value >= 0, "use 0 or more")
-            elif field.type in (int, float) and name not in checked_below:
-                self._require(name, value > 0, "use a value above 0")
-            if name.endswith("_kernel_size"):
-                self._require(name, value % 2 == 1, "use an odd number")
-        for name, choices in (
-            ("decoder", ("auto", "triton", "scan", "reference")),
-            ("precision", ("fp32", "tf32", "bf16")),
-            ("loss", ("padded", "masked")),
-            ("on_bad_clip", ("error", "skip")),
-            ("batching_strategy", batching.STRATEGIES),
-        ):
-            self._require(name, getattr(self, name) in choices, f"use one of {', '.join(choices)}")
+                self._require(field.name, abs(value) < 2**31, "use a whole number below 2**31")
+            self._require(field.name, field.metadata["accepts"](value), field.metadata["fix"])
         try:
             check_alphabet(self.symbols)
         except ValueError as error:
@@ -147,13 +159,8 @@ class HParams:
             raise UserError("setting symbols: '@' names a file if it is first; put it further back")
         least = len(alphabet(self.symbols))
         self._require("n_symbols", self.n_symbols >= least, f"use {least} or more")
-        try:
-            batching.check_settings({n: getattr(self, n) for n in batching.STRATEGY_SETTINGS})
-        except ValueError as error:
-            raise UserError(f"setting {error}") from None
         fix = "use an even number: its halves are the two directions of the encoder"
         self._require("encoder_embedding_dim", self.encoder_embedding_dim % 2 == 0, fix)
-        self._require("gate_threshold", 0 < self.gate_threshold < 1, "use a value in (0, 1)")
         for name, limit in (("win_length", "filter_length"), ("hop_length", "win_length")):
             fix = f"use at most {limit}={getattr(self, limit)}"
             self._require(name, getattr(self, name) <= getattr(self, limit), fix)
@@ -170,6 +177,14 @@ class HParams:
             raise UserError(f"setting {name}={getattr(self, name)}: {fix}")
 
 
+TOPICS = {  # by the first setting of each
+    "seed": "Experiment",
+    "data_dir": "Data",
+    "sampling_rate": "Audio",
+    "batching_strategy": "Batching (Sec. 2-5)",
+    "n_symbols": "Model",
+    "learning_rate": "Optimisation",
+}
 AUDIO = (  # what mels depend on
     "sampling_rate", "filter_length", "hop_length", "win_length", "n_mel_channels", "mel_fmin",
     "mel_fmax",
@@ -189,8 +204,6 @@ MAY_CHANGE = {
     "training_files", "validation_files", "on_bad_clip", "max_text_length", "cache_mels",
     "mel_cache_dir", "num_workers", "gate_threshold", "max_decoder_steps", "ignore_layers",
 }  # fmt: skip
-
-RENAMED = {"largest_first": "check_memory"}  # settings of earlier versions
 
 # NVIDIA's settings that are missing here, and what to do instead.
 NVIDIA_ONLY = {
@@ -229,14 +242,6 @@ def create_hparams(
     return HParams(**(values | PRESETS.get(preset, {}) | parse_overrides(overrides)))
 
 
-def by_new_names(settings: dict[str, object]) -> dict[str, object]:
-    """Settings that an earlier version saved, by their names and values of today."""
-    if settings.get("batching_strategy") in ("SB", "SSB"):  # these sorted from the shortest up
-        settings = {"longest_first": False, **settings}
-    settings = {RENAMED.get(name, name): value for name, value in settings.items()}
-    return settings | ({"decoder": "auto"} if settings.get("decoder") == "graph" else {})
-
-
 def audio_settings(sampling_rate: int) -> dict[str, int | float]:
     """Audio settings for a sampling rate in Hz: windows of 50 ms every 12.5 ms (Sec. 6), rounded up
     to samples."""
@@ -256,7 +261,7 @@ def recorded_hparams(folder: Path) -> HParams:
     if not file.exists():
         raise UserError(f"{folder}: holds no run; name the output of run_all.sh or train.py")
     try:
-        settings = by_new_names(json.loads(file.read_text(encoding="utf-8")))
+        settings = json.loads(file.read_text(encoding="utf-8"))
         settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
         return HParams(**settings)
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -265,14 +270,13 @@ def recorded_hparams(folder: Path) -> HParams:
 
 
 def settings_table() -> str:
-    """The settings by topic, a line each: name, default and the comment of its field."""
+    """The settings by topic, a line each: name, default and meaning."""
     lines = []
-    for line in inspect.getsource(HParams).partition("def ")[0].splitlines():
-        if setting := re.fullmatch(r"    (\w+): .+? = (.+?)  # (.+)", line):
-            name, default, meaning = setting.groups()
-            lines.append(f"  {name + '=' + default:<37}  {meaning}")
-        elif topic := re.fullmatch(r"    # (.+)", line):
-            lines += ["", f"{topic[1]}:"]
+    for field in dataclasses.fields(HParams):
+        if field.name in TOPICS:
+            lines += ["", f"{TOPICS[field.name]}:"]
+        setting = f"{field.name}={quote(field.default)}"
+        lines.append(f"  {setting:<37}  {field.metadata['meaning']}")
     return "\n".join(lines).strip()
 
 
@@ -295,7 +299,6 @@ def parse_overrides(overrides: str) -> dict[str, object]:
     values = {}
     for pair in _split(overrides):
         name, equals, text = (part.strip() for part in pair.partition("="))
-        name = RENAMED.get(name, name)
         if not equals or not name:
             raise UserError(f"--hparams: '{pair.strip()}' is not name=value; separate with commas")
         if name not in fields:

@@ -5,13 +5,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import nullcontext as uninterrupted
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from cli import UserError, progress_bar, uninterrupted
+from cli import UserError, progress_bar
 from training.device import n_cores
 
 

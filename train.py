@@ -7,12 +7,6 @@ folder gets the settings, metrics.jsonl, the newest and best checkpoints, and a 
 Started by torchrun, several processes train one model, one on each GPU; rank 0 logs and saves.
 """
 
-import signal
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Until main() runs, Ctrl-C ends the program with no traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 import argparse
 import dataclasses
 import json
@@ -21,10 +15,10 @@ import os
 import sys
 import textwrap
 import time
-from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 # OpenMP's threads wait for each other after every operation. When another process takes a core,
 # they should soon sleep instead of spinning. libgomp reads this when torch loads it.
@@ -37,27 +31,25 @@ from tqdm import tqdm
 import cli
 import data_utils
 from batching import batch_statistics
-from cli import Stopped, StopSignals, UserError
-from corpus.mels import open_mels
-from data_utils import MelDataset
-from files import locked, making, replacing
-from hparams import MAY_CHANGE, PRESETS, parse_overrides, settings_table
-from loaders import loaded, open_loader
+from cli import UserError, make_folder, replacing
+from data_utils import Batch, Data, collate, load_ahead
+from hparams import MAY_CHANGE, PRESETS, HParams, parse_overrides, settings_table
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import speak
 from training import checkpoint, distributed, memory
+from training.checkpoint import Progress
 from training.device import (
     choose_device,
     device_name,
     full_precision,
-    n_cores,
     peak_memory,
     synchronize,
     use_large_pages,
     why_no_gpu,
 )
 from training.logger import NoLogger, RunLogger
+from training.stop import Stopped, StopSignals
 from training.validation import precise_batch_norm, validate, warn_of_collapse
 
 
@@ -115,339 +107,384 @@ def main() -> None:
     use_large_pages()
     distributed.start()
     args = parse_args()
-    with ExitStack() as resources, memory.explained("out of memory"), distributed.explained():
-        if distributed.RANK == 0:
-            folder = locked(args.output_dir, "give another -o", unfinished="checkpoint_*.pt.part")
-            resources.enter_context(folder)
-            resources.enter_context(making(args.log_dir or args.output_dir))
-        try:
-            train(args, resources)
-        except OSError as error:
-            if error.errno not in cli.DISK_FULL:
-                raise
-            folders = f"{args.output_dir} or {args.log_dir or args.output_dir}"
-            raise UserError(
-                f"{error.filename or folders}: cannot be written ({error.strerror}), the "
-                "checkpoints are intact; make room, then --resume"
-            ) from None
+    lock = checkpoint.locked(args.output_dir) if distributed.RANK == 0 else nullcontext()
+    with lock, memory.explained("out of memory"), distributed.explained():
+        train(args)
 
 
-def train(args: argparse.Namespace, resources: ExitStack) -> None:
-    """A whole run. ``resources`` ends the loader processes and the signal handlers after it."""
-    distributed.wait_for_rank_0()
-
+def train(args: argparse.Namespace) -> None:
+    """A whole run, or what is left of it."""
     # Settings
-    folder = args.output_dir
-    source, state, hparams, progress = checkpoint.find_start(
-        folder, args.checkpoint, args.hparams, args.preset, args.resume, args.warm_start
-    )
-    resuming = args.resume and source is not None
-    if resuming and progress.epoch >= hparams.epochs:
-        gone = "" if state else "; its checkpoints are gone"
-        print(f"{source}: all {progress.epoch} epochs are done{gone}")
-        distributed.meet()
-        return
-    ignore_layers = hparams.ignore_layers if args.warm_start else None
-    if source:  # refuses another model's weights before any work
-        checkpoint.load_weights(Tacotron2(hparams), state, source, ignore_layers)
-    if ignore_layers:
-        print(f"note: --warm_start does not load {', '.join(ignore_layers)} (ignore_layers)")
-    device = choose_device(hparams)
-    if reason := why_no_gpu():
-        print(f"note: no GPU is used: {reason}")
-    if hparams.num_workers * distributed.LOCAL_WORLD_SIZE > n_cores():
-        print(f"note: num_workers={hparams.num_workers} on {n_cores()} cores: more are no faster")
+    folder, log_dir = args.output_dir, args.log_dir or args.output_dir
+    with distributed.rank_0_first():
+        make_folder(log_dir, "give another -l")
+        source, state, hparams, progress = checkpoint.find_start(
+            folder, args.checkpoint, args.hparams, args.preset, args.resume, args.warm_start
+        )
+        resuming = args.resume and source is not None
+        if resuming and progress.epoch >= hparams.epochs:
+            print(f"{source}: all {progress.epoch} epochs are done")
+            return
+        device = choose_device(hparams)
+        if reason := why_no_gpu():
+            print(f"note: no GPU is used: {reason}")
 
-    # Data
-    train_clips, val_clips = data_utils.load_data(hparams)
-    data = data_utils.data_fingerprint(train_clips, val_clips)
-    if resuming:
-        data_utils.refuse_other_data(state["data"], (train_clips, val_clips), source)
-        checkpoint.refuse_other_processes(state, progress, source)
-    texts = data_utils.texts_to_speak(hparams)
-    sampler = data_utils.training_sampler(train_clips, hparams)
-    for note in (data_utils.batching_note, data_utils.capacity_note):
-        if problem := note(sampler, hparams):
-            print(f"note: {problem}")
+        # Model
+        torch.manual_seed(hparams.seed)
+        model = Tacotron2(hparams)
+        if source:
+            ignore_layers = hparams.ignore_layers if args.warm_start else None
+            checkpoint.load_weights(model, state, source, ignore_layers)
+            if ignore_layers:
+                print(
+                    f"note: --warm_start does not load {', '.join(ignore_layers)} (ignore_layers)"
+                )
+
+        # Data
+        clips = data_utils.load_data(hparams)
+        if resuming:
+            data_utils.refuse_other_data(state["data"], clips, source)
+            checkpoint.refuse_other_processes(state, progress, source)
+        replica = distributed.RANK, distributed.WORLD_SIZE
+        data = data_utils.open_data(*clips, hparams, *replica)
     if "iteration" in state:  # NVIDIA's training state
-        progress.epoch = progress.step // len(sampler)
+        progress.epoch = progress.step // len(data.sampler)
     if progress.epoch >= hparams.epochs:
         raise UserError(
             f"{source}: has {progress.epoch} epochs; set epochs={progress.epoch + 1} or more, "
             "or take its weights by --warm_start"
         )
-    mels = open_mels([*train_clips, *val_clips], hparams)
-    distributed.meet()
-    train_set, val_set = MelDataset(train_clips, mels), MelDataset(val_clips, mels)
-    val_batches = data_utils.validation_batches(val_clips, hparams)
-    stop = StopSignals(distributed.largest if distributed.SEVERAL else None)
-    resources.enter_context(stop)
-    options = data_utils.collate, hparams.num_workers
-    val_share = val_batches[distributed.RANK :: distributed.WORLD_SIZE]
-    val_loader = resources.enter_context(open_loader(val_set, val_share, *options))
-    # Pinning memory starts CUDA, so the loader that does it starts last.
-    if distributed.SEVERAL and device.type == "cuda":
-        torch.cuda.set_device(distributed.LOCAL_RANK)
-    train_loader = resources.enter_context(
-        open_loader(train_set, sampler, *options, pin_memory=torch.cuda.is_available())
-    )
-
-    # Processes are connected after those of the loaders have started, which would inherit that.
-    distributed.connect()
-
-    # Model
-    torch.manual_seed(hparams.seed)
-    model = Tacotron2(hparams).to(device)
-    loss_function = Tacotron2Loss(
-        hparams.guided_attention_weight, hparams.guided_attention_sigma, hparams.loss
-    )
-    optimizer = torch.optim.Adam(
-        model.parameters(), lr=hparams.learning_rate, weight_decay=hparams.weight_decay
-    )
 
     # Checkpoint
-    if source:
-        checkpoint.load_weights(model, state, source, ignore_layers)
+    run = Run(hparams, data, model.to(device), folder, progress)
     if "optimizer" in state:
-        checkpoint.load_optimizer(optimizer, state, source, model)
-    # On a GPU, enough clips and symbols for several programs of each kernel.
-    n_copies, n_symbols = (10, 45) if device.type == "cuda" else (1, 20)
-    short = [
-        item._replace(ids=item.ids[:n], mel=item.mel[:10])
-        for item, n in ((train_set[0], n_symbols), (train_set[-1], 3 * n_symbols // 4))
-    ]
-    with full_precision():
-        batch = data_utils.collate(short * n_copies).to(device)
-        for note in model.check_fast_path(batch):
-            print(f"note: {note}")
-        replicated = distributed.replicated(
-            model, lambda model: loss_function(model(batch), batch).objective
-        )
-    name, threads = device_name(device), torch.get_num_threads()
-    name = f"{distributed.WORLD_SIZE} x {name}" if distributed.SEVERAL else name
-    used = f"{name}, {threads} threads" if device.type == "cpu" else name
-    print(f"training on {used}, {hparams.precision}, decoder={model.decoder.implementation}")
-    if n := sampler.n_repeated:
-        print(
-            f"note: {n} batch{'es' * (n > 1)} of the first epoch {'are' if n > 1 else 'is'} "
-            "repeated, so that all processes have equally many"
-        )
-    logger = NoLogger()
+        checkpoint.load_optimizer(run.optimizer, state, source, model)
+    run.check_decoder()
     if distributed.RANK == 0:
-        if resuming:
-            checkpoint.set_aside(folder, source)
-        with replacing(folder / "hparams.json") as file:
-            file.write((json.dumps(dataclasses.asdict(hparams), indent=2) + "\n").encode())
-        logger = RunLogger(folder, args.log_dir or folder, progress.step, progress.metrics_size)
-        logger.log_settings(hparams, state.get("hparams", {}))
-    random_states = checkpoint.random_states(state)
-    if len(random_states) > distributed.RANK:
-        checkpoint.set_random_state(random_states[distributed.RANK])
-    elif distributed.SEVERAL:  # each drops other units
-        torch.manual_seed(hparams.seed + distributed.RANK)
+        run.open_logger(log_dir, state, source if resuming else None)
+    run.set_random_state(state)
     del state  # three times as large as the model
-    saved_at = time.monotonic()
-
-    def save(is_best: bool = False) -> Path:
-        """Save all that is needed to continue exactly from here."""
-        nonlocal saved_at
-        progress.metrics_size = logger.sync()
-        random_states = distributed.gathered(checkpoint.random_state())
-        state = {
-            "state_dict": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "progress": dataclasses.asdict(progress),
-            "random_state": random_states[0],
-            "other_random_states": random_states[1:],
-            "hparams": dataclasses.asdict(hparams),
-            "data": data,
-        }
-        saved_at = time.monotonic()
-        return checkpoint.save(folder, progress.step, state, is_best, hparams.keep_checkpoints)
-
-    n_parameters = sum(p.numel() for p in model.parameters())
-    print(
-        f"{n_parameters:,} parameters; {len(train_clips):,} training and {len(val_clips):,} "
-        f"validation clips; {progress.epoch} of {hparams.epochs} epochs"
-        f"{f' and {progress.batch} batches' * (progress.batch > 0)} done"
-        f"{f', from {source}' if source else ''}"
-    )
+    run.print_summary(source)
 
     # Loop
-    try:
-        # A run that is killed before its first step can be resumed too.
-        first = None if resuming else save()
-        if hparams.check_memory:
-            epochs = range(progress.epoch, hparams.epochs)
-            trial = memory.largest_batches(train_clips, sampler, epochs)
-            try:
-                memory.try_batches(
-                    model, loss_function, optimizer, train_set, *trial, hparams, stop
-                )
-            except UserError:
-                if first:  # free the folder for the settings that the error suggests
-                    first.unlink(missing_ok=True)
-                raise
+    with run.stop:
+        try:
+            run.try_largest_batches()
+            if not resuming:
+                run.save()  # so that a run that is killed before its first step can be resumed
+            run.log_start()
+            data.sampler.start_at(progress.epoch, progress.batch)
+            while run.progress.epoch < hparams.epochs:
+                run.train_epoch()
+                run.end_epoch()
+        except Stopped as stopped:
+            path, done = run.save(), run.progress
+            print(
+                f"{stopped}: saved {path} after {done.epoch} epochs and {done.batch} batches; "
+                "--resume continues from there"
+            )
+            sys.exit(stopped.status)
+    run.logger.close()
 
-        trained_by = {  # times compare only where these are the same
-            "device": name,
-            "threads": threads,
-            "torch": torch.__version__,
-            "decoder": model.decoder.implementation,
-            "precision": hparams.precision,
-            # Validation losses compare only where this is the same.
-            "validation_frames": sum(clip.n_frames for clip in val_clips),
-        }
-        logger.write("start", progress.epoch, progress.step, trained_by)
-        sampler.start_at(progress.epoch, progress.batch)
-        while progress.epoch < hparams.epochs:
-            epoch = progress.epoch  # counted from 0, and from 1 in what a person reads
-            title = f"epoch {epoch + 1}"
-            sampler.set_epoch(epoch)
-            frames = data_utils.frames_of_steps(sampler)
-            n_batches = len(frames)
-            shares = frames[:, distributed.RANK] / frames.mean(1)  # of this process
 
-            # Train
-            model.train()
-            synchronize(device)
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            asked = time.perf_counter()
-            batches = loaded(train_loader, stop.while_waiting)
-            bar = cli.progress_bar(batches, title, n_batches, initial=progress.batch)
-            for batch in bar:
-                began = time.perf_counter()
-                buffers = [buffer.clone() for buffer in model.buffers()]
-                too_large = memory.too_large(batch)
-                with memory.explained(f"{title}, batch {progress.batch + 1}: {too_large}"):
-                    batch = batch.to(device)
-                    optimizer.zero_grad()
-                    # The mean over the processes, of gradients too, is the mean over all frames.
-                    loss = loss_function(replicated(batch), batch, shares[progress.batch])
-                    loss.objective.backward()
-                    grad_norm = clip_grad_norm_(model.parameters(), hparams.grad_clip_thresh)
-                    values = {
-                        "loss": loss.total.item(),  # waits for the GPU
-                        "masked_loss": loss.masked.item(),
-                        "grad_norm": grad_norm.item(),
-                    }
-                    if hparams.guided_attention_weight:
-                        values["guided_attention_loss"] = loss.guided_attention.item()
-                    values = distributed.mean(values)
-                    finite = math.isfinite(values["loss"] + values["grad_norm"])
-                    if finite:
-                        optimizer.step()
-                values["learning_rate"] = hparams.learning_rate
-                values["duration"] = time.perf_counter() - began  # seconds
+class Run:
+    """A training in this process: its data, its model, and how far it has come."""
 
-                # Log
-                if finite:
-                    progress.step, progress.bad_steps = progress.step + 1, 0
-                    logger.log("step", epoch, progress.step, values)
-                    progress.add(loss=values["loss"])
-                else:
-                    for buffer, before in zip(model.buffers(), buffers, strict=True):
-                        buffer.copy_(before)
-                    progress.add(skipped=1)
-                    progress.bad_steps += 1
-                    locations = [train_clips[i].location for i in batch.indices]
-                    own = distributed.gathered((bool(loss.total.isfinite()), locations))
-                    bad = [clips for is_finite, clips in own if not is_finite]
-                    clips = list(chain(*(bad or [clips for _, clips in own])))
-                    logger.log_bad_step(epoch, progress.step, progress.batch, values, clips)
-                    problem = (
-                        f"{title}, batch {progress.batch + 1}: loss {values['loss']}, gradient "
-                        f"{values['grad_norm']}, in {', '.join(clips)}"
-                    )
-                    if progress.bad_steps >= hparams.max_bad_steps:
-                        raise UserError(
-                            f"{problem}; that is {progress.bad_steps} steps in a row; fix these "
-                            "clips, or start another run from a checkpoint by -c with a smaller "
-                            "learning_rate"
-                        )
-                    tqdm.write(f"warning: {problem}: step skipped")
-                progress.add(waited=began - asked, seconds=time.perf_counter() - asked)
-                progress.add(frames=int(frames[progress.batch, :, 1].sum()))
-                progress.batch += 1
-                progress.peak_memory_gib = max(progress.peak_memory_gib, peak_memory(device))
-                speed = progress.sums["frames"] / progress.sums["seconds"]
-                bar.set_postfix_str(f"loss {values['loss']:.3f}, {speed:,.0f} frames/s", False)
+    def __init__(
+        self,
+        hparams: HParams,
+        data: Data,
+        model: Tacotron2,
+        folder: Path,
+        progress: Progress,
+    ) -> None:
+        self.hparams, self.data, self.model = hparams, data, model
+        self.folder, self.progress = folder, progress
+        self.device = next(model.parameters()).device
+        self.loss_function = Tacotron2Loss(
+            hparams.guided_attention_weight, hparams.guided_attention_sigma, hparams.loss
+        )
+        self.optimizer = torch.optim.Adam(
+            model.parameters(), lr=hparams.learning_rate, weight_decay=hparams.weight_decay
+        )
+        self.stop = StopSignals(distributed.largest if distributed.SEVERAL else None)
+        self.logger: Any = NoLogger()
+        self.saved_at = time.monotonic()
 
-                # Save
-                stop.check()
-                minutes = (time.monotonic() - saved_at) / 60
-                due = 0 < hparams.checkpoint_minutes <= minutes and progress.batch < n_batches
-                if distributed.largest(due):
-                    save()
-                asked = time.perf_counter()
+    # Before the first step
 
-            sums = defaultdict(float, progress.sums)
-            n_trained = n_batches - sums["skipped"]
-            statistics = batch_statistics(sampler.lengths, sampler.plan)
-            scalars = {
-                "minutes": sums["seconds"] / 60,
-                "training_loss": sums["loss"] / n_trained if n_trained else math.nan,
-                "zpr": statistics.zpr,
-                "abl": statistics.abl,
-                "n_batches": statistics.n_batches,
-                "total_length": statistics.total_length,
-                "frames_per_second": int(sampler.lengths.sum()) / sums["seconds"],
-                "data_wait": sums["waited"] / sums["seconds"],
-                "peak_memory_gib": progress.peak_memory_gib,
-                "skipped_steps": int(sums["skipped"]),
-            }
-            if distributed.SEVERAL:
-                scalars["repeated_batches"] = sampler.n_repeated
-            tqdm.write(
-                f"{title}: training loss {scalars['training_loss']:.4f}, "
-                f"{scalars['minutes']:.2f} minutes"
+    def check_decoder(self) -> None:
+        """Checks the fast decoder on a few frames, and connects the replicas of the model."""
+        # On a GPU, enough clips and symbols for several programs of each kernel.
+        n_copies, n_symbols = (10, 45) if self.device.type == "cuda" else (1, 20)
+        short = [
+            item._replace(ids=item.ids[:n], mel=item.mel[:10])
+            for item, n in (
+                (self.data.train_set[0], n_symbols),
+                (self.data.train_set[-1], 3 * n_symbols // 4),
+            )
+        ]
+        with full_precision():
+            batch = collate(short * n_copies).to(self.device)
+            for note in self.model.check_fast_path(batch):
+                print(f"note: {note}")
+            self.replica = distributed.replicated(
+                self.model, lambda model: self.loss_function(model(batch), batch).objective
             )
 
-            # Validate
-            is_last, is_best = epoch == hparams.epochs - 1, False
-            validated = is_last or (epoch + 1) % hparams.epochs_per_validation == 0
-            if validated:
-                other = epoch // hparams.epochs_per_validation % len(val_set)  # another clip to log
-                options = val_loader, val_batches, loss_function, stop
-                validation, samples = validate(model, *options, other)
-                if n := hparams.precise_batch_norm:
-                    with precise_batch_norm(model, train_set, sampler.plan, n, stop):
-                        precise, _ = validate(model, *options)
-                    validation |= {f"precise_{name}": precise[name] for name in precise}
-                tqdm.write(
-                    f"{title}: validation loss {validation['loss']:.4f}, masked "
-                    f"{validation['masked_loss']:.4f}, alignment {validation['diagonality']:.2f}"
-                )
-                warn_of_collapse(validation["diagonality"], progress.best_alignment)
-                is_best = validation["loss"] < progress.best_loss
-                progress.best_loss = min(progress.best_loss, validation["loss"])
-                progress.best_alignment = max(progress.best_alignment, validation["diagonality"])
-            logger.log("epoch", epoch, progress.step, scalars)
-            longest = [int(sampler.lengths[batch].max()) for batch in sampler.plan]
-            logger.log_batching(epoch, longest, sampler.plan.sizes)
-            if validated:
-                logger.log("validation", epoch, progress.step, validation)
-            progress = progress.next_epoch()
-            if is_best or is_last or progress.epoch % hparams.epochs_per_checkpoint == 0:
-                save(is_best)
-            if validated:
-                stop.check()
-                n_validations = progress.epoch // hparams.epochs_per_validation
-                # TensorBoard shows ten pictures of a kind: after 1, 2, 4, ... validations.
-                shown = is_last or n_validations.bit_count() == 1
-                logger.log_samples(samples, progress.step, hparams, shown)
-                if texts and (is_last or n_validations % hparams.speak_every == 0):
-                    for i, spoken in speak(model, texts if distributed.RANK == 0 else []):
-                        logger.log_speech(i, spoken, progress.step, hparams)
-    except Stopped as stopped:
-        path = save()
+    def open_logger(self, log_dir: Path, state: dict[str, Any], resumed: Path | None) -> None:
+        """Writes hparams.json, and opens the logs after the last line that was done."""
+        if resumed:
+            checkpoint.set_aside(self.folder, resumed)
+        with replacing(self.folder / "hparams.json") as file:
+            settings = dataclasses.asdict(self.hparams)
+            file.write((json.dumps(settings, indent=2) + "\n").encode())
+        done = self.progress.step, self.progress.metrics_size
+        self.logger = RunLogger(self.folder, log_dir, *done)
+        self.logger.log_settings(self.hparams, state.get("hparams", {}))
+
+    def set_random_state(self, state: dict[str, Any]) -> None:
+        """Restores this process's random generators from a checkpoint, if it has them."""
+        random_states = state.get("random_states", [])
+        if len(random_states) > distributed.RANK:
+            checkpoint.set_random_state(random_states[distributed.RANK])
+        elif distributed.SEVERAL:  # each drops other units
+            torch.manual_seed(self.hparams.seed + distributed.RANK)
+
+    def print_summary(self, source: Path | None) -> None:
+        """Prints what is trained on what, and from where."""
+        data, done = self.data, self.progress
+        if n := data.sampler.n_repeated:
+            print(
+                f"note: batches of epoch 1 that several processes repeat, to have equally many: {n}"
+            )
+        used = self.conditions()
+        threads = f", {used['threads']} threads" if self.device.type == "cpu" else ""
         print(
-            f"{stopped}: saved {path} after {progress.epoch} epochs and {progress.batch} batches; "
-            "--resume continues from there"
+            f"training on {used['device']}{threads}, {used['precision']}, decoder={used['decoder']}"
         )
-        sys.exit(stopped.status)
-    logger.close()
+        n_parameters = sum(p.numel() for p in self.model.parameters())
+        print(
+            f"{n_parameters:,} parameters; {len(data.train_set):,} training and "
+            f"{len(data.val_set):,} validation clips; {done.epoch} of {self.hparams.epochs} epochs"
+            f"{f' and {done.batch} batches' * (done.batch > 0)} done"
+            f"{f', from {source}' if source else ''}"
+        )
+
+    def conditions(self) -> dict[str, Any]:
+        """Returns what must be the same in runs whose times are compared."""
+        name = device_name(self.device)
+        return {
+            "device": f"{distributed.WORLD_SIZE} x {name}" if distributed.SEVERAL else name,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "decoder": self.model.decoder.implementation,
+            "precision": self.hparams.precision,
+        }
+
+    def log_start(self) -> None:
+        """Logs what must be the same in runs whose times, or validation losses, are compared."""
+        frames = sum(clip.n_frames for clip in self.data.val_set.clips)
+        values = self.conditions() | {"validation_frames": frames}
+        self.logger.write("start", self.progress.epoch, self.progress.step, values)
+
+    def try_largest_batches(self) -> None:
+        """Raises :class:`UserError` if the largest batches of the epochs to come do not fit."""
+        if self.hparams.check_memory:
+            epochs = range(self.progress.epoch, self.hparams.epochs)
+            trial = memory.largest_batches(self.data.train_set.clips, self.data.sampler, epochs)
+            parts = self.model, self.loss_function, self.optimizer, self.data.train_set
+            memory.try_batches(*parts, *trial, self.hparams, self.stop.check)
+
+    # An epoch
+
+    def train_epoch(self) -> None:
+        """Trains on the epoch's batches, or on what is left of them."""
+        hparams, progress, sampler = self.hparams, self.progress, self.data.sampler
+        sampler.set_epoch(progress.epoch)
+        frames = data_utils.frames_of_steps(sampler)
+        shares = frames[:, distributed.RANK] / frames.mean(1)  # of this process
+        title = f"epoch {progress.epoch + 1}"  # counted from 1 in what a person reads
+        self.model.train()
+        synchronize(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        n_threads = 1 if hparams.cache_mels else hparams.num_workers
+        batches = load_ahead(self.data.train_set, sampler, self.device, n_threads)
+        bar = cli.progress_bar(batches, title, len(frames), initial=progress.batch)
+        asked = time.perf_counter()
+        for batch in bar:
+            began = time.perf_counter()
+            with memory.explained(
+                f"{title}, batch {progress.batch + 1}: {memory.too_large(batch)}"
+            ):
+                values = self.step(batch, shares[progress.batch])
+            values["duration"] = time.perf_counter() - began  # seconds
+            if progress.bad_steps:
+                self.report_skipped(batch, values)
+            else:
+                self.logger.log("step", progress.epoch, progress.step, values)
+            progress.add(waited=began - asked, seconds=time.perf_counter() - asked)
+            progress.add(frames=int(frames[progress.batch, :, 1].sum()))
+            progress.peak_memory_gib = max(progress.peak_memory_gib, peak_memory(self.device))
+            progress.batch += 1
+            speed = progress.sums["frames"] / progress.sums["seconds"]
+            bar.set_postfix_str(f"loss {values['loss']:.3f}, {speed:,.0f} frames/s", False)
+            self.stop.check()
+            minutes = (time.monotonic() - self.saved_at) / 60
+            due = 0 < hparams.checkpoint_minutes <= minutes and progress.batch < len(frames)
+            if distributed.largest(due):
+                self.save()
+            asked = time.perf_counter()
+
+    def step(self, batch: Batch, share: tuple[float, float]) -> dict[str, float]:
+        """Takes an optimizer step, or skips it if the loss or the gradient is not finite.
+
+        Args:
+            share: this process's frames, with padding and without, over the processes' mean.
+
+        Returns:
+            scalars to log, means over the processes
+        """
+        before = [buffer.clone() for buffer in self.model.buffers()]
+        batch = batch.to(self.device)
+        self.optimizer.zero_grad()
+        # The mean over the processes, of gradients too, is the mean over all frames.
+        loss = self.loss_function(self.replica(batch), batch, share)
+        loss.objective.backward()
+        grad_norm = clip_grad_norm_(self.model.parameters(), self.hparams.grad_clip_thresh)
+        values = {
+            "loss": loss.total.item(),  # waits for the GPU
+            "masked_loss": loss.masked.item(),
+            "grad_norm": grad_norm.item(),
+        }
+        if self.hparams.guided_attention_weight:
+            values["guided_attention_loss"] = loss.guided_attention.item()
+        values = distributed.mean(values)
+        if math.isfinite(values["loss"] + values["grad_norm"]):
+            self.optimizer.step()
+            self.progress.step += 1
+            self.progress.bad_steps = 0
+            self.progress.add(loss=values["loss"])
+        else:
+            for buffer, value in zip(self.model.buffers(), before, strict=True):
+                buffer.copy_(value)
+            self.progress.bad_steps += 1
+            self.progress.add(skipped=1)
+        return values | {"learning_rate": self.hparams.learning_rate}
+
+    def report_skipped(self, batch: Batch, values: dict[str, float]) -> None:
+        """Logs a skipped step and names its clips.
+
+        Raises:
+            UserError: ``max_bad_steps`` were skipped in a row.
+        """
+        progress, clips = self.progress, self.data.train_set.clips
+        names = list(chain(*distributed.gathered([clips[i].location for i in batch.indices])))
+        self.logger.log_bad_step(progress.epoch, progress.step, progress.batch, values, names)
+        problem = (
+            f"epoch {progress.epoch + 1}, batch {progress.batch + 1}: loss {values['loss']}, "
+            f"gradient {values['grad_norm']}, in {', '.join(names)}"
+        )
+        if progress.bad_steps >= self.hparams.max_bad_steps:
+            raise UserError(
+                f"{problem}; that is {progress.bad_steps} steps in a row; fix these clips, or "
+                "start another run from a checkpoint by -c with a smaller learning_rate"
+            )
+        tqdm.write(f"warning: {problem}: step skipped")
+
+    def end_epoch(self) -> None:
+        """Validates and speaks when due, logs the epoch, and saves."""
+        hparams, progress, sampler = self.hparams, self.progress, self.data.sampler
+        epoch, step = progress.epoch, progress.step
+        scalars = self.epoch_scalars()
+        tqdm.write(
+            f"epoch {epoch + 1}: training loss {scalars['training_loss']:.4f}, "
+            f"{scalars['minutes']:.2f} minutes"
+        )
+        is_last, is_best = epoch == hparams.epochs - 1, False
+        validated = is_last or (epoch + 1) % hparams.epochs_per_validation == 0
+        if validated:
+            validation, samples = self.validate()
+            is_best = validation["loss"] < progress.best_loss
+            progress.best_loss = min(progress.best_loss, validation["loss"])
+            progress.best_alignment = max(progress.best_alignment, validation["diagonality"])
+        self.logger.log("epoch", epoch, step, scalars)
+        longest = [int(sampler.lengths[batch].max()) for batch in sampler.plan]
+        self.logger.log_batching(epoch, longest, [len(batch) for batch in sampler.plan])
+        if validated:
+            self.logger.log("validation", epoch, step, validation)
+        self.progress = progress.next_epoch()
+        if is_best or is_last or (epoch + 1) % hparams.epochs_per_checkpoint == 0:
+            self.save(is_best)
+        if validated:
+            self.stop.check()
+            n_validations = (epoch + 1) // hparams.epochs_per_validation
+            # TensorBoard shows ten pictures of a kind: after 1, 2, 4, ... validations.
+            shown = is_last or n_validations.bit_count() == 1
+            self.logger.log_samples(samples, step, hparams, shown)
+            if self.data.texts and (is_last or n_validations % hparams.speak_every == 0):
+                texts = self.data.texts if distributed.RANK == 0 else []
+                for i, spoken in speak(self.model, texts):
+                    self.logger.log_speech(i, spoken, step, hparams)
+
+    def epoch_scalars(self) -> dict[str, float]:
+        """Returns the epoch's scalars: its losses, its padding, its times."""
+        sums, sampler = self.progress.sums, self.data.sampler
+        skipped, statistics = (
+            int(sums.get("skipped", 0)),
+            batch_statistics(sampler.lengths, sampler.plan),
+        )
+        n_trained = self.progress.batch - skipped
+        scalars = {
+            "minutes": sums["seconds"] / 60,
+            "training_loss": sums["loss"] / n_trained if n_trained else math.nan,
+            "zpr": statistics.zpr,
+            "abl": statistics.abl,
+            "n_batches": statistics.n_batches,
+            "total_length": statistics.total_length,
+            "frames_per_second": int(sampler.lengths.sum()) / sums["seconds"],
+            "data_wait": sums["waited"] / sums["seconds"],
+            "peak_memory_gib": self.progress.peak_memory_gib,
+            "skipped_steps": skipped,
+        }
+        if distributed.SEVERAL:
+            scalars["repeated_batches"] = sampler.n_repeated
+        return scalars
+
+    def validate(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Returns the validation's scalars and samples, and prints the main ones."""
+        hparams, epoch, data = self.hparams, self.progress.epoch, self.data
+        other = epoch // hparams.epochs_per_validation % len(data.val_set)  # another clip to log
+        options = data.val_set, data.val_batches, self.loss_function, self.stop.check
+        scalars, samples = validate(self.model, *options, other)
+        if n := hparams.precise_batch_norm:
+            training = data.train_set, data.sampler.plan, n
+            with precise_batch_norm(self.model, *training, self.stop.check):
+                precise, _ = validate(self.model, *options)
+            scalars |= {f"precise_{name}": value for name, value in precise.items()}
+        tqdm.write(
+            f"epoch {epoch + 1}: validation loss {scalars['loss']:.4f}, masked "
+            f"{scalars['masked_loss']:.4f}, alignment {scalars['diagonality']:.2f}"
+        )
+        warn_of_collapse(scalars["diagonality"], self.progress.best_alignment)
+        return scalars, samples
+
+    def save(self, is_best: bool = False) -> Path:
+        """Saves all that is needed to continue exactly from here."""
+        self.progress.metrics_size = self.logger.sync()
+        state = {
+            "version": checkpoint.VERSION,
+            "state_dict": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "progress": dataclasses.asdict(self.progress),
+            "random_states": distributed.gathered(checkpoint.random_state()),
+            "hparams": dataclasses.asdict(self.hparams),
+            "data": self.data.fingerprint,
+        }
+        self.saved_at = time.monotonic()
+        n_kept = self.hparams.keep_checkpoints
+        return checkpoint.save(self.folder, self.progress.step, state, is_best, n_kept)
 
 
 if __name__ == "__main__":

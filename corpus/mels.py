@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext as uninterrupted
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cli import UserError, uninterrupted
+from cli import UserError
 from corpus.audio import MelSpectrogram
 from corpus.clips import Clip, read_samples
 from files import making, replacing, require_space

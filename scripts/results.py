@@ -23,8 +23,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cli import ArgumentParser, UserError, exit_on_user_error
-from files import make_folder
+from cli import ArgumentParser, UserError, exit_on_user_error, make_folder
 from hparams import AUDIO
 
 # The paper's Table 2. minutes: per epoch, on a GeForce GTX 1080. VL1, VL2, VL3: validation loss

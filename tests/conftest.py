@@ -24,6 +24,7 @@ from data_utils import Batch, Item, collate
 from hparams import HParams, create_hparams
 from model import Tacotron2
 from training import logger
+from training.checkpoint import load_newest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,7 +50,7 @@ MODEL = (
     "decoder_rnn_dim=10,postnet_embedding_dim=8,n_mel_channels=10"
 )
 # DECODER=reference bash scripts/test.sh runs every test with another decoder.
-TINY = f"decoder={os.environ.get('DECODER', 'scan')},{MODEL},num_workers=0,"
+TINY = f"decoder={os.environ.get('DECODER', 'scan')},{MODEL},"
 WORDS = ("one", "two tones", "three more tones", "a tone", "the longest of all these tones")
 
 
@@ -173,6 +174,23 @@ class Forked:
         errors = (self.folder / "stderr").read_text()
         shutil.rmtree(self.folder)
         return printed, errors
+
+
+TIMED = {"duration", "minutes", "frames_per_second", "data_wait", "peak_memory_gib"}
+
+
+def outcome(run: Path) -> tuple[list[dict], list[dict]]:
+    """Weights and optimizer state, and the metrics that equal runs have in common."""
+    _, state = load_newest(run)
+    lines = [line for line in records(run) if line["event"] != "start"]  # one a resume
+    lines = [{k: v for k, v in line.items() if k not in TIMED} for line in lines]
+    return [state["state_dict"], state["optimizer"]["state"]], lines
+
+
+def assert_same_run(unbroken: Path, other: Path) -> None:
+    (expected, expected_lines), (state, lines) = outcome(unbroken), outcome(other)
+    torch.testing.assert_close(state, expected, rtol=0, atol=0)
+    assert lines == expected_lines
 
 
 def records(output: Path, event: str = "") -> list[dict]:

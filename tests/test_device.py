@@ -19,6 +19,7 @@ HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 def gpu(monkeypatch):
     """A machine that claims to have a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(os, "environ", {})
     yield
     monkeypatch.undo()

@@ -8,11 +8,10 @@ import pytest
 import torch
 from conftest import NO_DROPOUT, Forked, records
 
-from cli import StopSignals, UserError
+from cli import UserError
 from corpus.mels import open_mels
 from data_utils import MelDataset, collate, load_data, training_sampler, validation_batches
 from hparams import create_hparams
-from loaders import open_loader
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from training import checkpoint
@@ -76,8 +75,7 @@ def test_a_step_is_that_of_one_process_on_the_union_of_its_batches(tmp_path, set
     torch.manual_seed(hparams.seed)
     model, loss_function = Tacotron2(hparams), Tacotron2Loss(1.0, hparams.guided_attention_sigma)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3, weight_decay=hparams.weight_decay)
-    sampler = training_sampler(clips, hparams)
-    sampler.num_replicas, sampler.rank = 2, 0
+    sampler = training_sampler(clips, hparams, rank=0, world_size=2)
     logged, n_different = iter(records(tmp_path / "run", "step")), 0
     for epoch in range(2):
         sampler.set_epoch(epoch)
@@ -139,8 +137,7 @@ def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run
     batches = validation_batches(clips, hparams)
     model = Tacotron2(hparams)
     checkpoint.load_weights(model, theirs, whole)
-    with StopSignals() as stop, open_loader(dataset, batches, collate, 0) as loader:
-        expected, _ = validate(model, loader, batches, Tacotron2Loss(), stop)
+    expected, _ = validate(model, dataset, batches, Tacotron2Loss())
     *_, last = records(whole, "validation")
     for name, value in expected.items():
         assert math.isclose(last[name], value, rel_tol=1e-12), name
@@ -173,8 +170,7 @@ def test_all_skip_a_step_that_is_not_finite_in_one(tmp_path, settings):
     assert statuses == {0} and output.count("step skipped") == 1, output
     (bad,) = records(tmp_path / "run", "bad_step")
     clips, _ = load_data(create_hparams(settings))
-    sampler = training_sampler(clips, create_hparams(settings))
-    sampler.num_replicas, sampler.rank = 2, 1
-    assert bad["clips"] == [clips[i].location for i in list(sampler)[3]]
+    shares = [training_sampler(clips, create_hparams(settings), rank, 2) for rank in range(2)]
+    assert bad["clips"] == [clips[i].location for share in shares for i in list(share)[3]]
     state = checkpoint.load_newest(tmp_path / "run")[1]
     assert all(weight.isfinite().all() for weight in state["state_dict"].values())

@@ -9,10 +9,9 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 import torch
-from conftest import Forked, build
+from conftest import Forked, assert_same_run, build
 
 import train
-from benchmarks import soak
 from cli import UserError
 from corpus.clips import Clip
 from data_utils import MelDataset, training_sampler
@@ -64,7 +63,7 @@ def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(tmp_path
         assert run("broken", settings, "--resume") == 143
     assert load_newest(tmp_path / "broken")[1]["progress"]["step"] == 0
     assert run("broken", settings, "--resume") == 0
-    soak.assert_same_run(tmp_path / "whole", tmp_path / "broken")
+    assert_same_run(tmp_path / "whole", tmp_path / "broken")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """Validation with batch norm's statistics as training left them, and re-estimated."""
 
 import torch
-from conftest import build
+from conftest import build, outcome
 from torch import nn
 
-from benchmarks import soak
-from cli import StopSignals
 from corpus.mels import open_mels
 from data_utils import MelDataset, load_data, training_sampler
 from hparams import create_hparams
@@ -18,8 +16,8 @@ def test_it_changes_no_training_and_no_other_scalar(tmp_path, settings, run):
     settings += "epochs=3,epochs_per_validation=1,"
     run("plain", settings)
     run("precise", settings + "precise_batch_norm=2")
-    expected_state, expected = soak.outcome(tmp_path / "plain")
-    state, records = soak.outcome(tmp_path / "precise")
+    expected_state, expected = outcome(tmp_path / "plain")
+    state, records = outcome(tmp_path / "precise")
     for record in records:
         precise = {name: record.pop(name) for name in list(record) if name.startswith("precise_")}
         if record["event"] == "validation":
@@ -41,7 +39,7 @@ def test_statistics_are_averages_over_batches_of_the_plan(settings):
         lambda _, inputs: seen.append(inputs[0].mean((0, 2)).detach())
     )
     state = torch.get_rng_state()
-    with StopSignals() as stop, precise_batch_norm(model, dataset, plan, len(plan), stop):
+    with precise_batch_norm(model, dataset, plan, len(plan)):
         hook.remove()
         assert len(seen) == len(plan)
         torch.testing.assert_close(norms[0].running_mean, torch.stack(seen).mean(0))

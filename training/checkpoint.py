@@ -3,7 +3,7 @@ the settings of the run that continues from them.
 """
 
 import dataclasses
-import json
+import fcntl
 import math
 import os
 import pickle
@@ -12,8 +12,8 @@ import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from cli import DISK_FULL, UserError
-from files import replacing, sync_names
-from hparams import (
-    AUDIO,
-    MAY_CHANGE,
-    HParams,
-    by_new_names,
-    create_hparams,
-    parse_overrides,
-    quote,
-    recorded_hparams,
-)
+from cli import DISK_FULL, UserError, make_folder, replacing
+from hparams import AUDIO, MAY_CHANGE, HParams, create_hparams, parse_overrides, quote
 from training import distributed
 
 BEST = "checkpoint_best.pt"
+VERSION = 1  # of a checkpoint's format: raise it with any change, and name the commit below
+READERS = {None: "a6af20b"}  # the last commit that reads checkpoints of another version
 
 # What train.py saves, and needs to continue exactly where it stopped.
-STATE = ("state_dict", "optimizer", "progress", "random_state", "hparams", "data")
+STATE = ("version", "state_dict", "optimizer", "progress", "random_states", "hparams", "data")
 
 # Layers that torchaudio names without the level that NVIDIA's ConvNorm and LinearNorm add.
 PLAIN_LAYERS = {
@@ -64,75 +56,78 @@ class Progress:
     sums: dict[str, float] = dataclasses.field(default_factory=dict)  # of this epoch
 
     def add(self, **values: float) -> None:
-        """Add to the sums of this epoch."""
+        """Adds to the sums of this epoch."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def next_epoch(self) -> "Progress":
-        """The progress at the start of the next epoch."""
+        """Returns the progress at the start of the next epoch."""
         return dataclasses.replace(
             self, epoch=self.epoch + 1, batch=0, peak_memory_gib=0.0, sums={}
         )
-
-    @classmethod
-    def of(cls, state: dict[str, Any], path: Path) -> "Progress":
-        """The progress saved in a checkpoint.
-
-        Raises:
-            UserError: it has fields that this version does not know.
-        """
-        saved = dict(state["progress"])
-        if "sums" not in saved:  # older versions had a field for each sum
-            names = {"loss_sum", "seconds", "waited", "skipped"} & saved.keys()
-            saved["sums"] = {name.removesuffix("_sum"): saved.pop(name) for name in names}
-        try:
-            return cls(**saved)
-        except TypeError as error:
-            raise UserError(
-                f"{path}: of another version ({error}); start from its weights by -c and "
-                "--warm_start, with another -o"
-            ) from None
 
 
 # A run's folder
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """A run's checkpoints without the best, newest first."""
+    """Returns a run's checkpoints without the best, newest first."""
     numbered = [path for path in folder.glob("*.pt") if re.fullmatch(r"checkpoint_\d+", path.stem)]
     return sorted(numbered, key=lambda path: int(path.stem.split("_")[1]), reverse=True)
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Makes a run's folder and locks it until the context or the process ends, even if killed.
+
+    Raises:
+        UserError: another process holds the lock, or the folder cannot be written or locked.
+    """
+    make_folder(folder, "give another -o")
+    with open(folder / "lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            process = f"process {file.read() or '(just started)'}"
+            raise UserError(
+                f"{folder}: in use by {process}; wait for its end, or give another -o"
+            ) from None
+        except OSError as error:
+            raise UserError(
+                f"{folder}: cannot be locked ({error.strerror}); use a folder on another disk"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        for part in folder.glob("checkpoint_*.part"):  # of a killed process
+            part.unlink()
+        try:
+            yield
+        finally:
+            if [path.name for path in folder.iterdir()] == ["lock"]:  # no run began
+                (folder / "lock").unlink()
+                folder.rmdir()
+
+
 def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: int) -> Path:
-    """Save the checkpoint of ``step``, also as the best if it is, and delete all but the newest
+    """Saves the checkpoint of ``step``, also as the best if it is, and deletes all but the newest
     ``n_kept`` and the best. Returns its path. Of several processes, rank 0 saves, and the others
     wait.
     """
     path = folder / f"checkpoint_{step:08d}.pt"
     if distributed.RANK == 0:
-        _save(path, state, is_best, n_kept)
+        if is_best:  # first: if killed in between, the run validates and saves both again
+            save_checkpoint(folder / BEST, state)
+        save_checkpoint(path, state)
+        for old in checkpoints(folder)[n_kept:]:
+            old.unlink()
     distributed.barrier()
     return path
 
 
-def _save(path: Path, state: dict[str, Any], is_best: bool, n_kept: int) -> None:
-    folder, linked = path.parent, False
-    if is_best:  # the best first: if killed in between, the run validates and saves both again
-        save_checkpoint(folder / BEST, state)
-        with suppress(OSError):  # a file system without links
-            part = path.with_name(f"{path.name}.part")
-            os.link(folder / BEST, part)
-            os.replace(part, path)
-            sync_names(folder)
-            linked = True
-    if not linked:
-        save_checkpoint(path, state)
-    for old in checkpoints(folder)[n_kept:]:
-        old.unlink()
-
-
 def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
-    """A run's newest undamaged checkpoint and its state; (None, {}) if there are no checkpoints.
+    """Returns a run's newest undamaged checkpoint and its state, or (None, {}) if it has none.
 
     Damaged ones are reported and left alone. The best one is used if all others are damaged.
 
@@ -156,30 +151,8 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
     return None, {}
 
 
-def recorded_epochs(folder: Path) -> int | None:
-    """Epochs that a run's metrics.jsonl has; None if it has no step, so that nothing is lost when
-    a run begins in ``folder``.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    path = folder / "metrics.jsonl"
-    # Without a last line that a kill cut off.
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    try:
-        records = [json.loads(line) for line in lines]
-        epochs = [record["epoch"] + 1 for record in records if record["event"] == "epoch"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path}: not the records of a run ({error}); move it away, or give another -o"
-        ) from None
-    if all(record["event"] == "start" for record in records):
-        return None
-    return max(epochs, default=0)
-
-
 def set_aside(folder: Path, newest: Path) -> None:
-    """Rename the damaged checkpoints that :func:`load_newest` skipped to reach ``newest``."""
+    """Renames the damaged checkpoints that :func:`load_newest` skipped to reach ``newest``."""
     for path in takewhile(lambda path: path != newest, checkpoints(folder)):
         path.rename(f"{path}.damaged")
 
@@ -188,7 +161,7 @@ def set_aside(folder: Path, newest: Path) -> None:
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state`` to ``path``, which is the old file or the complete new one at any time.
+    """Writes ``state`` to ``path``, which is the old file or the complete new one at any time.
 
     PyTorch stores a CRC-32 of every tensor, and :func:`load_checkpoint` checks it.
 
@@ -210,8 +183,8 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The state saved in ``path``, by train.py, NVIDIA's code (both repositories) or torchaudio's,
-    with the weights by our names and tensors on the CPU.
+    """Returns the state that train.py, NVIDIA's code (both repositories) or torchaudio's saved in
+    ``path``, with the weights by our names and tensors on the CPU.
 
     Raises:
         UserError: the file does not exist, is no checkpoint, is damaged, or holds Python code,
@@ -247,8 +220,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: has no 'state_dict' of weights; name a checkpoint that train.py, NVIDIA's "
             "code or torchaudio's saved"
         )
-    if "hparams" in state:
-        state["hparams"] = by_new_names(state["hparams"])
+    if "hparams" in state and (version := state.get("version")) != VERSION:
+        reader = READERS.get(version)
+        fix = f"git checkout {reader} reads it" if reader else "use a newer copy of this code"
+        raise UserError(f"{path}: its version is {version}, not {VERSION}; {fix}")
     return _by_our_names(state)
 
 
@@ -278,7 +253,7 @@ def _by_our_names(state: dict[str, Any]) -> dict[str, Any]:
 def load_weights(
     model: nn.Module, state: dict[str, Any], path: Path, ignore_layers: Iterable[str] | None = None
 ) -> None:
-    """Load a checkpoint's weights into ``model``.
+    """Loads a checkpoint's weights into ``model``.
 
     Args:
         ignore_layers: weights to leave as they are in ``model`` (warm start), by name or by the
@@ -326,7 +301,7 @@ def load_weights(
 def load_optimizer(
     optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path, model: nn.Module
 ) -> None:
-    """Load a checkpoint's Adam moments, saved by train.py or NVIDIA's code, into ``optimizer``.
+    """Loads a checkpoint's Adam moments, saved by train.py or NVIDIA's code, into ``optimizer``.
 
     Raises:
         UserError: they do not match the checkpoint's weights.
@@ -358,15 +333,15 @@ def load_optimizer(
 
 
 def saved_hparams(state: dict[str, Any], path: Path) -> HParams:
-    """The settings saved in a checkpoint of train.py, with defaults for those it lacks.
+    """Returns the settings saved in a checkpoint, with defaults for those it lacks.
 
     Raises:
-        UserError: it has settings that this version does not know.
+        UserError: it has settings that are unknown here.
     """
-    if unknown := _unknown_settings(state):
+    if unknown := state["hparams"].keys() - {field.name for field in dataclasses.fields(HParams)}:
         raise UserError(
-            f"{path}: has settings that this version does not know ({', '.join(unknown)}); use the "
-            "version that saved it, or start another run by -c, which leaves them out"
+            f"{path}: has unknown settings ({', '.join(sorted(unknown))}); use the code that "
+            "saved it"
         )
     return HParams(**state["hparams"])
 
@@ -374,18 +349,15 @@ def saved_hparams(state: dict[str, Any], path: Path) -> HParams:
 def hparams_to_resume(
     state: dict[str, Any], path: Path, overrides: str, preset: str | None
 ) -> HParams:
-    """The settings of the run that saved the checkpoint, with ``overrides`` of those that may
-    change.
+    """Returns the settings of the run that saved the checkpoint, with ``overrides`` of those that
+    may change.
 
     Raises:
         UserError: the checkpoint is incomplete, or the overrides would make another run.
     """
     if missing := [name for name in STATE if name not in state]:
         raise UserError(f"{path}: has no {', '.join(missing)}; start from its weights by -c")
-    return _unchanged_hparams(saved_hparams(state, path), path, overrides, preset)
-
-
-def _unchanged_hparams(saved: HParams, path: Path, overrides: str, preset: str | None) -> HParams:
+    saved = saved_hparams(state, path)
     hparams = create_hparams(overrides, preset, saved)
     changed = [
         f"{name} is {quote(before)} in the run, {quote(now)} in this call"
@@ -394,8 +366,8 @@ def _unchanged_hparams(saved: HParams, path: Path, overrides: str, preset: str |
     ]
     if changed:
         raise UserError(
-            f"{path}: {'; '.join(changed)}; leave them out, or start another run with them, by -c "
-            "and another -o"
+            f"{path}: {'; '.join(changed)}; leave {'it' if len(changed) == 1 else 'them'} out, "
+            "or start another run, by -c and another -o"
         )
     return hparams
 
@@ -403,8 +375,8 @@ def _unchanged_hparams(saved: HParams, path: Path, overrides: str, preset: str |
 def hparams_to_continue(
     state: dict[str, Any], path: Path, overrides: str, preset: str | None, warm_start: bool
 ) -> HParams:
-    """The settings of another run that starts from a checkpoint: those of the checkpoint with
-    ``preset`` and ``overrides``. Prints what they change.
+    """Returns the settings of another run that starts from a checkpoint: those of the checkpoint
+    with ``preset`` and ``overrides``. Prints what they change.
 
     Raises:
         UserError: the checkpoint has no settings and ``preset`` is not given, or the preset
@@ -418,9 +390,7 @@ def hparams_to_continue(
                 "NVIDIA's checkpoints and torchaudio's for Griffin-Lim, or --preset paper"
             )
         return create_hparams(overrides, preset)
-    if unknown := _unknown_settings(state):
-        print(f"note: {path}: settings that this version does not know: {', '.join(unknown)}")
-    saved = HParams(**{k: v for k, v in state["hparams"].items() if k not in unknown})
+    saved = saved_hparams(state, path)
     hparams = create_hparams(overrides, preset, saved)
     changes = _changes(saved, hparams)
     unnamed = changes.keys() & {*AUDIO, "n_symbols"} - parse_overrides(overrides).keys()
@@ -441,19 +411,15 @@ def hparams_to_continue(
     return hparams
 
 
-def _unknown_settings(state: dict[str, Any]) -> list[str]:
-    return sorted(set(state["hparams"]) - {field.name for field in dataclasses.fields(HParams)})
-
-
 def _changes(before: HParams, now: HParams) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ, with both values."""
+    """Returns the settings that differ, with both values."""
     old, new = dataclasses.asdict(before), dataclasses.asdict(now)
     return {name: (old[name], new[name]) for name in old if old[name] != new[name]}
 
 
 def refuse_other_processes(state: dict[str, Any], progress: Progress, path: Path) -> None:
-    """Raise :class:`UserError` if another number of processes began the epoch that goes on."""
-    n = len(random_states(state))
+    """Raises :class:`UserError` if another number of processes began the epoch that goes on."""
+    n = len(state["random_states"])
     if progress.batch and n != distributed.WORLD_SIZE:
         raise UserError(
             f"{path}: was saved by {n} process{'es' * (n > 1)} within epoch {progress.epoch + 1}, "
@@ -466,7 +432,7 @@ def refuse_other_processes(state: dict[str, Any], progress: Progress, path: Path
 
 
 def random_state() -> dict[str, Any]:
-    """The state of every generator that training may draw from: Python's, NumPy's and torch's."""
+    """Returns the state of every random generator: Python's, NumPy's and torch's."""
     name, keys, *rest = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -476,14 +442,8 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def random_states(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of a checkpoint, what :func:`random_state` was in each process, by rank."""
-    first = [state["random_state"]] if "random_state" in state else []
-    return first + state.get("other_random_states", [])
-
-
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore a state saved by :func:`random_state`."""
+    """Restores a state saved by :func:`random_state`."""
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
@@ -503,9 +463,8 @@ def find_start(
     resume: bool,
     warm_start: bool,
 ) -> tuple[Path | None, dict[str, Any], HParams, Progress]:
-    """Where a run starts: its checkpoint, the state to restore from it, the settings and the
-    progress. A new run has no checkpoint, None, and no state, {}. A finished run whose checkpoints
-    were deleted has its metrics.jsonl instead.
+    """Returns where a run starts: its checkpoint, the state to restore from it, the settings and
+    the progress. A new run has no checkpoint, None, and no state, {}.
 
     Only the weights are taken in a warm start, or if there is no training state. With another seed
     the random state stays behind. With NVIDIA's training state, the progress has steps but no
@@ -515,28 +474,25 @@ def find_start(
         UserError: the folder already holds a run, or none to resume, or one without checkpoints;
             the checkpoint is damaged, or does not go with the settings.
     """
-    recorded = None if checkpoints(folder) and resume else recorded_epochs(folder)
-    if resume:
-        if recorded and (done := _finished(folder, recorded, overrides, preset)):
-            return done
-        newest, state = load_newest(folder)
-        if newest:
-            hparams = hparams_to_resume(state, newest, overrides, preset)
-            return newest, state, hparams, Progress.of(state, newest)
-        if recorded is not None:
+    newest, state = load_newest(folder) if resume else (None, {})
+    if newest:
+        hparams = hparams_to_resume(state, newest, overrides, preset)
+        return newest, state, hparams, Progress(**state["progress"])
+    metrics = folder / "metrics.jsonl"
+    if [*folder.glob("checkpoint_*.pt")] or (metrics.exists() and metrics.stat().st_size):
+        if resume:
             raise UserError(
-                f"{folder}: has the records of a run ({recorded} epochs), but no checkpoint to go "
-                "on from; restore one, or move the folder away to begin anew"
+                f"{folder}: has the records of a run, but no checkpoint to go on from; restore "
+                "one, or give another -o"
             )
-        if not (overrides or preset):
-            raise UserError(
-                f"{folder}: holds no run to resume, or one stopped before its first "
-                "checkpoint; give the command that starts it"
-            )
-        print(f"{folder}: holds no run yet; starting one")
-    first = folder / "checkpoint_00000000.pt"  # of a run before its first step: nothing is lost
-    if recorded is not None or set(folder.glob("checkpoint_*.pt")) - {first}:
         raise UserError(f"{folder}: holds a run; --resume it, or give another -o")
+    if resume and not (overrides or preset):
+        raise UserError(
+            f"{folder}: holds no run to resume, or one stopped before its first checkpoint; give "
+            "the command that starts it"
+        )
+    if resume:
+        print(f"{folder}: holds no run yet; starting one")
     if not source:
         return None, {}, create_hparams(overrides, preset), Progress()
 
@@ -544,27 +500,11 @@ def find_start(
     hparams = hparams_to_continue(state, source, overrides, preset, warm_start)
     if not warm_start:
         if all(name in state for name in STATE):
-            saved = Progress.of(state, source)  # the settings may change the batches of its epoch
+            saved = Progress(**state["progress"])  # the settings may change the rest of its epoch
             if hparams.seed != state["hparams"]["seed"]:
-                del state["random_state"]
-                state.pop("other_random_states", None)
+                del state["random_states"]
             return source, state, hparams, Progress(epoch=saved.epoch, step=saved.step)
         if "optimizer" in state and "iteration" in state:
             return source, state, hparams, Progress(step=int(state["iteration"]))
         print(f"note: {source}: has weights but no training state; starting at epoch 1")
     return source, {"state_dict": state["state_dict"]}, hparams, Progress()
-
-
-def _finished(
-    folder: Path, recorded: int, overrides: str, preset: str | None
-) -> tuple[Path, dict[str, Any], HParams, Progress] | None:
-    """What :func:`find_start` returns for a run whose records have all epochs; None if it is not
-    one."""
-    try:
-        saved = recorded_hparams(folder)
-    except UserError:
-        return None
-    hparams = _unchanged_hparams(saved, folder / "hparams.json", overrides, preset)
-    if recorded < hparams.epochs:
-        return None
-    return folder / "metrics.jsonl", {}, hparams, Progress(epoch=recorded)

@@ -12,7 +12,7 @@ import torch
 
 from cli import UserError
 from hparams import HParams
-from training.distributed import LOCAL_WORLD_SIZE, SEVERAL
+from training.distributed import LOCAL_RANK, LOCAL_WORLD_SIZE, SEVERAL
 
 
 def choose_device(hparams: HParams) -> torch.device:
@@ -39,7 +39,9 @@ def choose_device(hparams: HParams) -> torch.device:
         if SEVERAL and (n := torch.cuda.device_count()) < LOCAL_WORLD_SIZE:
             problem = f"--nproc_per_node={LOCAL_WORLD_SIZE}: there are {n} GPUs"
             raise UserError(f"{problem}; use {n} or fewer processes")
-        return torch.device("cuda")
+        device = torch.device("cuda", LOCAL_RANK)
+        torch.cuda.set_device(device)
+        return device
     for name, value, instead in (("decoder", "triton", "scan"), ("precision", "tf32", "fp32")):
         if getattr(hparams, name) == value:
             raise UserError(

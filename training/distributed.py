@@ -8,7 +8,6 @@ is here does nothing.
 
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,40 +36,27 @@ _store = None  # torchrun's, in which processes leave messages for each other
 
 
 def start() -> None:
-    """Connect to torchrun. From here on rank 0 alone prints, but for errors."""
+    """Connects the processes to each other. From here on rank 0 alone prints, but for errors."""
     global _store
     if SEVERAL:
         _store, *_ = next(torch.distributed.rendezvous("env://", timeout=TIMEOUT))
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        torch.distributed.init_process_group(
+            backend, store=_store, rank=RANK, world_size=WORLD_SIZE, timeout=TIMEOUT
+        )
     if RANK:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, until the process ends
         warnings.simplefilter("ignore")
 
 
-def wait_for_rank_0() -> None:
-    """Wait until rank 0 calls :func:`meet`: it is the first to look at files, and fills caches."""
+@contextmanager
+def rank_0_first() -> Iterator[None]:
+    """Runs the block in rank 0 before the others: it reports what is wrong, and fills caches."""
     if RANK:
-        _wait_for(0)
-
-
-def meet() -> None:
-    """Wait until all processes have called this. Once, before :func:`connect`."""
-    if SEVERAL:
-        _store.set(str(RANK), "")
-        _wait_for(*range(WORLD_SIZE))
-
-
-def _wait_for(*ranks: int) -> None:
-    while not _store.check([str(rank) for rank in ranks]):
-        time.sleep(0.1)  # the store's own wait() ignores Ctrl-C
-
-
-def connect() -> None:
-    """Connect the processes to each other, for the functions below. Waits for all of them."""
-    if SEVERAL:
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        torch.distributed.init_process_group(
-            backend, store=_store, rank=RANK, world_size=WORLD_SIZE, timeout=TIMEOUT
-        )
+        barrier()
+    yield
+    if not RANK:
+        barrier()
 
 
 def replicated(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> nn.Module:
@@ -88,7 +74,7 @@ def replicated(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> nn.Modu
     return replicas
 
 
-def take_buffers(model: nn.Module) -> None:
+def broadcast_buffers(model: nn.Module) -> None:
     """Take batch norm's running means from rank 0, which saves them. (DDP does so at the start of a
     step, not at its end.)"""
     for buffer in model.buffers() if SEVERAL else ():

@@ -6,7 +6,7 @@ import math
 import multiprocessing
 import re
 import resource
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,7 +18,7 @@ import torch
 from torch.optim import Adam, Optimizer
 
 from batching import EpochBatchSampler
-from cli import StopSignals, UserError
+from cli import UserError
 from corpus.clips import Clip
 from data_utils import Batch, Item, MelDataset, batch_capacity, collate, training_sampler
 from decoder.scan import STEPS
@@ -82,7 +82,7 @@ def try_batches(
     batches: Sequence[Sequence[int]],
     shapes: Iterable[tuple[int, int]],
     hparams: HParams,
-    stop: StopSignals,
+    check_stop: Callable[[], None],
 ) -> None:
     """Run forward and backward passes of each batch, then of a few frames of each of ``shapes``
     (B, T_in) that has CUDA graphs of its own. Leaves the model as it was; but if decoder.triton
@@ -117,7 +117,7 @@ def try_batches(
             if most < len(items):
                 fix = _suggestion(most / len(items), dataset, hparams)
                 raise UserError(f"{too_large(collate(items))}; {fix}")
-            stop.check()
+            check_stop()
 
 
 def fits(

@@ -1,7 +1,7 @@
 """Teacher-forced validation over fixed random batches, the same for every strategy (Sec. 6)."""
 
 from collections import ChainMap, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
@@ -10,17 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.swa_utils import update_bn
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from cli import StopSignals, progress_bar
-from data_utils import VALIDATION_SEED, Batch, MelDataset, collate
+from cli import progress_bar
+from data_utils import VALIDATION_SEED, Batch, MelDataset, load_ahead
 from layers import kept_buffers, length_mask
-from loaders import loaded
 from loss_function import Tacotron2Loss, alignment_scores
 from model import Output, Tacotron2
 from training.device import full_precision
-from training.distributed import RANK, WORLD_SIZE, gathered, take_buffers
+from training.distributed import RANK, WORLD_SIZE, broadcast_buffers, gathered
 from training.logger import Sample
 
 
@@ -28,41 +26,42 @@ from training.logger import Sample
 @full_precision()
 def validate(
     model: Tacotron2,
-    loader: DataLoader,
+    dataset: MelDataset,
     batches: Sequence[Sequence[int]],
     loss_function: Tacotron2Loss,
-    stop: StopSignals,
+    check_stop: Callable[[], None] = lambda: None,
     other: int = 0,
 ) -> tuple[dict[str, float], dict[str, Sample]]:
-    """Mean scalars over the validation set, and three of its clips to log: "sample" and "longest",
-    which are always the same ones, and "other", which is clip ``other``.
+    """Returns mean scalars over ``batches`` of a dataset, and three of its clips to log: "sample"
+    and "longest", which are always the same ones, and "other", which is clip ``other``.
 
     A loss is averaged over what it averages in a batch: frames with padding or without. (NVIDIA's
     validation loss is the plain mean over batches.) The prenet's dropout is seeded, so that it is
     the same in every validation, and training continues as if there had been no validation.
 
     Args:
-        loader: of ``batches``; with several processes, of every ``WORLD_SIZE``-th from ``RANK`` on.
+        batches: of indices. Of several processes, each takes every ``WORLD_SIZE``-th.
+        check_stop: is called after each batch, by all processes together; may raise.
     """
     model.eval()
-    take_buffers(model)
-    device, clips = next(model.parameters()).device, loader.dataset.clips
+    broadcast_buffers(model)
+    device, clips = next(model.parameters()).device, dataset.clips
     longest = max(range(len(clips)), key=lambda i: clips[i].n_frames)
     hop_seconds = model.hparams.hop_length / model.hparams.sampling_rate
     sums, counts, samples, problems = defaultdict(float), defaultdict(int), {}, []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(VALIDATION_SEED)
-        mine = loaded(loader, stop.while_waiting)
+        loaded = load_ahead(dataset, batches[RANK::WORLD_SIZE], device)
         for j, indices in enumerate(progress_bar(batches, "validation")):
             if j % WORLD_SIZE == 0:
-                stop.check()
+                check_stop()
             if j % WORLD_SIZE != RANK:  # another process's: only draw what its dropout draws
                 T_out = max(clips[i].n_frames for i in indices)
                 model.decoder.prenet(
                     torch.zeros(T_out, len(indices), model.decoder.n_mels, device=device)
                 )
                 continue
-            batch = next(mine).to(device)
+            batch = next(loaded).to(device)
             output = model(batch)
             loss = loss_function(output, batch)
             if not loss.total.isfinite():
@@ -94,8 +93,8 @@ def validate(
                 if name not in samples and index in batch.indices:
                     row = batch.indices.index(index)
                     samples[name] = take_sample(clips[index].text, row, batch, output)
-        next(mine, None)  # the loader's epoch ends
-        stop.check()
+        loaded.close()
+        check_stop()
     all_sums, all_counts, all_samples, all_problems = zip(
         *gathered((sums, counts, samples, problems)), strict=True
     )
@@ -122,7 +121,7 @@ def precise_batch_norm(
     dataset: MelDataset,
     plan: Sequence[np.ndarray],
     n_batches: int,
-    stop: StopSignals,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Within it, batch norm's running means and variances are averages over ``n_batches`` batches
     of the training ``plan``, drawn at random, with the current weights (Wu and Johnson 2021).
@@ -134,9 +133,11 @@ def precise_batch_norm(
     chosen = np.random.default_rng(VALIDATION_SEED).permutation(len(plan))[:n_batches]
 
     def batches() -> Iterator[list[Batch]]:
-        for i in progress_bar(chosen, "batch norm", unit="batch", leave=False):
-            stop.check()
-            yield [collate([dataset[j] for j in plan[i]]).to(device)]
+        loaded = load_ahead(dataset, (plan[i] for i in chosen), device)
+        bar = progress_bar(loaded, "batch norm", len(chosen), unit="batch", leave=False)
+        for batch in bar:
+            check_stop()
+            yield [batch.to(device)]
 
     devices = [device] if device.type == "cuda" else []
     with kept_buffers(model):
