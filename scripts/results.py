@@ -57,8 +57,15 @@ NAMED = ["batching_strategy", "dynamic_batch_size", "batch_randomization"]
 # losses or on times.
 NO_COLUMN = {*NAMED, "seed", "data_dir", "training_files", "validation_files", "mel_cache_dir"}
 NO_COLUMN |= {"epochs_per_checkpoint", "checkpoint_minutes", "keep_checkpoints", "check_memory"}
-# In which the paper's experiments may differ.
-BATCHING = {"lrf", "bucket_size", "n_bins", "batch_capacity", "batch_capacity_seconds"}
+READ_BY = {  # settings that some strategies do not read
+    "lrf": ("SSB",),
+    "bucket_size": ("BKT",),
+    "bucket_edges": ("BKT",),
+    "n_buckets": ("BKT",),
+    "n_bins": ("ATS",),
+    "longest_first": ("SB", "SSB", "BKT"),
+}
+CAPACITIES = ("batch_capacity", "batch_capacity_seconds")  # which only DBS reads
 CONDITIONS = ["device", "threads", "decoder", "precision", "torch"]  # that times depend on
 AVERAGED = ["zpr", "abl", "n_batches", "total_length"]  # over the epochs
 VALIDATED = ["loss", "masked_loss", "diagonality"]
@@ -89,6 +96,13 @@ class Run(NamedTuple):
         strategy, dynamic, randomized = (self.settings[name] for name in NAMED)
         name = strategy + "-DBS" * dynamic + "-BR" * randomized
         return "RAND" if name == "RAND-BR" else name
+
+    def read_settings(self) -> dict[str, Any]:
+        """The settings that may be columns, but for those that its batching does not read."""
+        strategy, dynamic, _ = (self.settings[name] for name in NAMED)
+        unread = {name for name, strategies in READ_BY.items() if strategy not in strategies}
+        unread |= NO_COLUMN | (set() if dynamic else {*CAPACITIES})
+        return {name: value for name, value in self.settings.items() if name not in unread}
 
 
 # Reading runs
@@ -179,9 +193,9 @@ def compare(runs: list[Run]) -> Comparison:
     runs = [run for run in runs if not run.epochs.empty]
     if not runs:
         raise UserError("\n".join(notes))
-    settings = pd.DataFrame([run.settings for run in runs]).drop(columns=NO_COLUMN, errors="ignore")
+    settings = pd.DataFrame([run.read_settings() for run in runs], dtype=object)
     settings["training frames"] = [run.epochs.frames.iloc[0] for run in runs]
-    settings = settings.loc[:, settings.nunique(dropna=False) > 1]
+    settings = settings.loc[:, settings.nunique() > 1]
     names = [run.name for run in runs]
     order = dict.fromkeys([*PAPER.index, *sorted(names)])
     batching = pd.Series(pd.Categorical(names, order, ordered=True), name="batching")
@@ -261,7 +275,7 @@ def general_table(comparison: Comparison) -> str:
     labels, mean, error, _ = comparison
     rows = [[*labels, *COLUMNS, "time"]]
     for i in labels.index:
-        row = [str(value) for value in labels.loc[i]]
+        row = ["" if pd.isna(value) else str(value) for value in labels.loc[i]]
         row += [cell(mean[name][i], error[name][i], digits) for name, digits in COLUMNS.values()]
         change = 100 * (mean.minutes[i] / mean.minutes.iloc[0] - 1)
         rows.append([*row, "–" if math.isnan(change) else f"{change:+.1f} %"])
@@ -273,8 +287,7 @@ def paper_tables(comparison: Comparison) -> dict[str, str]:
     experiments, which differ in their batching alone."""
     names = list(comparison.labels.batching)
     settings = set(comparison.labels) - {"batching", "seeds", "epochs"}
-    unique = len(set(names)) == len(names)
-    if "RAND" not in names or len(names) == 1 or not unique or settings - BATCHING:
+    if "RAND" not in names or len(names) == 1 or settings:
         return {}
     seeds = comparison.labels.seeds.set_axis(names)
     mean, error = comparison.mean.set_axis(names), comparison.error.set_axis(names)

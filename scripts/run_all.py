@@ -48,6 +48,7 @@ EXPERIMENTS = "RAND SB-BR SSB-BR BKT-BR ATS-BR SB SSB SB-DBS SSB-DBS SSB-DBS-BR"
 BATCHING = ("batching_strategy", "dynamic_batch_size", "batch_randomization")
 SET_BY = dict.fromkeys(BATCHING, "--only") | {"seed": "--seeds", "epochs": "--epochs"}
 LISTS = ("training_files", "validation_files")
+PARAMETERS = {"BKT": "bucket_size", "ATS": "n_bins"}  # chosen to pad like SSB
 CAPACITIES = ("batch_capacity", "batch_capacity_seconds")  # which only DBS reads
 LJSPEECH = Path("data/LJSpeech-1.1")
 DEMO_CLIPS = 13_100  # as many as LJSpeech has
@@ -140,26 +141,27 @@ def base_settings(args: argparse.Namespace, seed: int) -> HParams:
     return create_hparams(f"dynamic_batch_size=True,{args.hparams}", args.preset, base)
 
 
-def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> str:
-    """Overrides with the bucket_size and n_bins that pad like SSB (Sec. 3), for all runs, unless
-    --hparams has them. Raises :class:`UserError` if the data cannot be used."""
-    train, _ = load_data(hparams)
-    lengths, parameters = [clip.n_frames for clip in train], {}
-    hparams = dataclasses.replace(hparams, seed=0)  # the same for all seeds
-    for strategy, name in (("BKT", "bucket_size"), ("ATS", "n_bins")):
-        if name in parse_overrides(args.hparams):
+def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str, dict[str, int]]:
+    """The settings of BKT and ATS that pad like SSB (Sec. 3), by strategy, as far as --only needs
+    them and --hparams does not have them. Raises :class:`UserError` if there are none."""
+    parameters = {}
+    for strategy, name in PARAMETERS.items():
+        needed = any(experiment.startswith(strategy) for experiment in args.only)
+        if not needed or name in parse_overrides(args.hparams):
             continue
-        try:
-            parameters[name] = like_ssb(lengths, hparams, strategy)
+        lengths = [clip.n_frames for clip in load_data(hparams)[0]]
+        try:  # with seed 0 for the runs of all seeds
+            value = like_ssb(lengths, dataclasses.replace(hparams, seed=0), strategy)
         except ValueError as error:
-            if any(experiment.startswith(strategy) for experiment in args.only):
-                fix = f"give {name} in --hparams, or leave {strategy} out of --only"
-                raise UserError(f"{strategy} cannot pad like SSB here ({error}); {fix}") from None
-    return f"{format_overrides(parameters)}," if parameters else ""
+            fix = f"give {name} in --hparams, or leave {strategy} out of --only"
+            raise UserError(f"{strategy} cannot pad like SSB here ({error}); {fix}") from None
+        parameters[strategy] = {name: value}
+    return parameters
 
 
 def plan(args: argparse.Namespace) -> list[Run]:
     """All runs, seed by seed."""
+    parameters = parameters_like_ssb(args, base_settings(args, args.seeds[0]))
     runs = []
     for seed in args.seeds:
         hparams = base_settings(args, seed)
@@ -169,7 +171,7 @@ def plan(args: argparse.Namespace) -> list[Run]:
             settings = dict(zip(BATCHING, values, strict=True))
             if "DBS" not in operations:
                 settings |= {capacity: 0 for capacity in CAPACITIES if getattr(hparams, capacity)}
-            settings |= {"seed": seed, "epochs": args.epochs}
+            settings |= parameters.get(strategy, {}) | {"seed": seed, "epochs": args.epochs}
             folder, start = args.output / name / f"seed{seed}", args.start
             overrides = f"{args.hparams},{format_overrides(settings)}".lstrip(",")
             start = start / f"seed{seed}" if start else None
@@ -189,6 +191,7 @@ def refuse_other_settings(args: argparse.Namespace) -> None:
     found |= {args.start / f"seed{s}": base_settings(args, s) for s in args.seeds if args.start}
     for folder, hparams in found.items():
         exempt = {*BATCHING, "seed", *MAY_CHANGE} - {*LISTS}
+        exempt |= {*PARAMETERS.values()} - parse_overrides(args.hparams).keys()
         exempt |= set() if hparams.dynamic_batch_size else {*CAPACITIES}
         for name, value in vars(expected).items():
             if name not in exempt and getattr(hparams, name) != value:
@@ -264,7 +267,6 @@ def main() -> None:
     args = parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that call() ends its process
     args.hparams = prepare_data(args) + args.hparams
-    args.hparams = parameters_like_ssb(args, base_settings(args, args.seeds[0])) + args.hparams
     refuse_other_settings(args)
     runs, failed = plan(args), []
     require_space(args, runs)

@@ -73,7 +73,7 @@ def tables(text: str) -> list[dict[str, dict[str, str]]]:
 
 
 def test_tables_2_to_4_have_the_means_over_seeds_beside_the_papers(tmp_path, printed):
-    write_run(tmp_path, "SB", 0, [6.0] * 4, 1.0, zpr=0.01, total_length=500)
+    write_run(tmp_path, "SB", 0, [6.0] * 4, 1.0, zpr=0.01, total_length=500, lrf=0.5)
     for seed, end in ((0, 1.0), (1, 3.0)):
         losses = [8.0, 5.0, 2.0, end]
         write_run(tmp_path, "RAND", seed, losses, 2.0 + seed, zpr=0.3 + seed / 50)
