@@ -15,6 +15,7 @@ results.py with all the folders.
 
 import argparse
 import dataclasses
+import itertools
 import json
 import re
 import shlex
@@ -59,8 +60,7 @@ class Run(NamedTuple):
 
     title: str
     folder: Path
-    overrides: str  # for --hparams
-    start: Path | None  # the folder whose newest checkpoint it starts from
+    options: list[object]  # of train.py
 
 
 def experiments(text: str) -> list[str]:
@@ -144,38 +144,44 @@ def base_settings(args: argparse.Namespace, seed: int) -> HParams:
 def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str, dict[str, int]]:
     """The settings of BKT and ATS that pad like SSB (Sec. 3), by strategy, as far as --only needs
     them and --hparams does not have them. Raises :class:`UserError` if there are none."""
+    used = {name.split("-")[0] for name in args.only}
+    named = parse_overrides(args.hparams)
+    needed = {s: name for s, name in PARAMETERS.items() if s in used and name not in named}
+    lengths = [clip.n_frames for clip in load_data(hparams)[0]] if needed else []
+    hparams = dataclasses.replace(hparams, seed=0)  # for the runs of all seeds
     parameters = {}
-    for strategy, name in PARAMETERS.items():
-        needed = any(experiment.startswith(strategy) for experiment in args.only)
-        if not needed or name in parse_overrides(args.hparams):
-            continue
-        lengths = [clip.n_frames for clip in load_data(hparams)[0]]
-        try:  # with seed 0 for the runs of all seeds
-            value = like_ssb(lengths, dataclasses.replace(hparams, seed=0), strategy)
+    for strategy, name in needed.items():
+        try:
+            parameters[strategy] = {name: like_ssb(lengths, hparams, strategy)}
         except ValueError as error:
             fix = f"give {name} in --hparams, or leave {strategy} out of --only"
             raise UserError(f"{strategy} cannot pad like SSB here ({error}); {fix}") from None
-        parameters[strategy] = {name: value}
     return parameters
 
 
 def plan(args: argparse.Namespace) -> list[Run]:
-    """All runs, seed by seed."""
+    """All runs, seed by seed. Raises :class:`UserError` if one has no checkpoint to start from."""
     parameters = parameters_like_ssb(args, base_settings(args, args.seeds[0]))
     runs = []
-    for seed in args.seeds:
-        hparams = base_settings(args, seed)
-        for name in args.only:
-            strategy, *operations = name.split("-")
-            values = (strategy, "DBS" in operations, "BR" in operations)
-            settings = dict(zip(BATCHING, values, strict=True))
-            if "DBS" not in operations:
-                settings |= {capacity: 0 for capacity in CAPACITIES if getattr(hparams, capacity)}
-            settings |= parameters.get(strategy, {}) | {"seed": seed, "epochs": args.epochs}
-            folder, start = args.output / name / f"seed{seed}", args.start
-            overrides = f"{args.hparams},{format_overrides(settings)}".lstrip(",")
-            start = start / f"seed{seed}" if start else None
-            runs.append(Run(f"{name}, seed {seed}", folder, overrides, start))
+    for seed, name in itertools.product(args.seeds, args.only):
+        strategy, *operations = name.split("-")
+        values = (strategy, "DBS" in operations, "BR" in operations)
+        settings = dict(zip(BATCHING, values, strict=True)) | parameters.get(strategy, {})
+        settings |= {"seed": seed, "epochs": args.epochs}
+        if "DBS" not in operations:
+            hparams = base_settings(args, seed)
+            settings |= {capacity: 0 for capacity in CAPACITIES if getattr(hparams, capacity)}
+        folder, source = args.output / name / f"seed{seed}", ["--resume"]
+        written = [*folder.glob("checkpoint_*.pt"), *folder.glob("metrics.jsonl")]
+        if args.start and not any(file.stat().st_size for file in written):  # else it has begun
+            start = args.start / f"seed{seed}"
+            source = ["-c", max(start.glob("checkpoint_[0-9]*.pt"), default=None)]
+            if source[1] is None:
+                raise UserError(f"{start}: holds no checkpoint to start from; train it first")
+        preset = ["--preset", args.preset] if args.preset else []
+        overrides = f"{args.hparams},{format_overrides(settings)}".lstrip(",")
+        options = ["-o", folder, *source, *preset, "--hparams", overrides]
+        runs.append(Run(f"{name}, seed {seed}", folder, options))
     return runs
 
 
@@ -251,18 +257,6 @@ def finished(folder: Path, epochs: int) -> bool:
     return last["epoch"] + 1 >= epochs and saved
 
 
-def train(run: Run, args: argparse.Namespace) -> int:
-    """Starts a run, or resumes it; the exit status of train.py."""
-    source = ["--resume"]
-    if run.start and not any(run.folder.glob("checkpoint_*.pt")):
-        checkpoints = sorted(run.start.glob("checkpoint_[0-9]*.pt"))
-        if not checkpoints:
-            raise UserError(f"{run.start}: holds no checkpoint to start from; train it first")
-        source = ["-c", checkpoints[-1]]
-    preset = ["--preset", args.preset] if args.preset else []
-    return call("train.py", "-o", run.folder, *source, *preset, "--hparams", run.overrides)
-
-
 def main() -> None:
     args = parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that call() ends its process
@@ -274,14 +268,15 @@ def main() -> None:
         title = f"[{i}/{len(runs)}] {run.title}"
         if finished(run.folder, args.epochs):
             print(f"{title}: finished")
-        elif status := train(run, args):
+        elif status := call("train.py", *run.options):
             if not (run.folder / "hparams.json").exists():
                 sys.exit(status)  # it did not start, and neither would the others
             failed.append(run.title)
             print(f"{title}: FAILED with status {status}; continuing with the others", flush=True)
         else:
             print(f"{title}: done", flush=True)
-    call("scripts/results.py", args.output, "--output", args.output)
+    if call("scripts/results.py", args.output, "--output", args.output):
+        failed.append("results.py")
     if failed:
         sys.exit(f"FAILED: {'; '.join(failed)}; see above, and run the same command again to retry")
 

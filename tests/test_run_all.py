@@ -142,6 +142,8 @@ def test_called_again_it_skips_what_is_finished_and_resumes_the_others(here, ton
 def test_every_run_starts_from_the_checkpoint_of_its_seed(here, run):
     options = ["--start", "out/RAND", "--output", "common", "--only", "RAND SSB-DBS-BR"]
     options += ["--hparams", "learning_rate=5e-4,batch_capacity=200", "--epochs", "3"]
+    (here / "common/RAND/seed0").mkdir(parents=True)
+    (here / "common/RAND/seed0/metrics.jsonl").touch()  # stopped before its first checkpoint
     printed = run(*options)
     before = vars(create_hparams(base=run_all.recorded_hparams(here / "out/RAND/seed0")))
     for name, capacity in (("RAND", 0), ("SSB-DBS-BR", 200)):  # which only DBS reads
