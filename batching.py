@@ -20,22 +20,19 @@ randomisation; LRF, local randomisation factor; ZPR, zero-padding rate; ABL, ave
 length; batch capacity, base batch size x longest length.
 """
 
-import difflib
-import inspect
 import sys
-import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
-# Strategies. Each takes the lengths (unsigned: convert them before you subtract), a random
-# generator and its own settings, and returns the order of the clips; BKT also returns where its
-# buckets end, since no batch may cross that. check_settings() enforces the settings' types.
-# To add a strategy, write a function and list it in STRATEGIES.
+# Strategies: from lengths (n,) to the order of the clips, (n,). To add one, write a function, and
+# give it a name here and a case in plan_batches().
+
+STRATEGIES = ("RAND", "SB", "SSB", "BKT", "ATS")
 
 
 def random_order(lengths: ndarray, rng: Generator) -> ndarray:
@@ -43,119 +40,72 @@ def random_order(lengths: ndarray, rng: Generator) -> ndarray:
     return rng.permutation(len(lengths))
 
 
-def sorted_order(lengths: ndarray, rng: Generator, *, longest_first: bool = True) -> ndarray:
+def sorted_order(lengths: ndarray, rng: Generator, longest_first: bool) -> ndarray:
     """SB (Sec. 2): sort by length, from the longest down as the paper's code does, or from the
-    shortest up. Clips of equal length are in random order."""
-    return semi_sorted(lengths, rng, lrf=0, longest_first=longest_first)
+    shortest up. Clips of equal length are in random order (Sec. 5)."""
+    return semi_sorted(lengths, rng, 0, longest_first)
 
 
-def semi_sorted(
-    lengths: ndarray, rng: Generator, *, lrf: float = 0.1, longest_first: bool = True
-) -> ndarray:
+def semi_sorted(lengths: ndarray, rng: Generator, lrf: float, longest_first: bool) -> ndarray:
     """SSB (Sec. 2, eq. 2-3): sort by length + uniform noise, ``lrf * (max - min length)`` wide.
     ``lrf=0`` is SB; 1000 is as good as RAND."""
-    # Lengths are whole numbers, so noise of one unit only shuffles ties, as the paper does before
-    # it sorts (Sec. 5), for SB too.
-    shortest, span = int(lengths.min()), int(np.ptp(lengths))
-    width = max(span * lrf, 1.0)
-    levels = int(2**16 // (span + 1 + np.ceil(width)))  # noise levels in one unit of length
-    if levels < 64:  # too coarse to order ties at random
-        order = np.argsort(lengths + width * rng.random(len(lengths)))
-    else:
-        # With 16-bit keys numpy's stable sort is a radix sort, several times as fast.
-        keys = (lengths - shortest).astype(np.uint16) * np.uint16(levels)
-        keys += rng.integers(0, int(width * levels), len(lengths), np.uint16)
-        order = np.argsort(keys, kind="stable")
+    noise = rng.random(len(lengths))
+    noisy_lengths = lengths + lrf * np.ptp(lengths) * noise
+    order = np.lexsort((noise, noisy_lengths))  # by noisy length, and ties by the noise alone
     return order[::-1].copy() if longest_first else order
 
 
 def buckets(
     lengths: ndarray,
     rng: Generator,
-    *,
-    bucket_size: int = 1024,
-    bucket_edges: Literal["size", "uniform", "quantile"] = "size",
-    n_buckets: int = 10,
-    longest_first: bool = True,
-) -> tuple[ndarray, ndarray]:
-    """BKT (Sec. 3): sort as SB does, divide in that order, shuffle inside each bucket.
+    bucket_size: int,
+    bucket_edges: str,
+    n_buckets: int,
+    longest_first: bool,
+) -> list[ndarray]:
+    """BKT (Sec. 3): sort as SB does, divide into buckets in that order, shuffle each bucket.
 
     Buckets have ``bucket_size`` clips; or there are ``n_buckets``, of "uniform" width or of
     equally many clips ("quantile"; Gonzalez et al. 2023, Sec. 2). One bucket is RAND.
     """
-    n = len(lengths)
-    order = sorted_order(lengths, rng, longest_first=longest_first)
-    # More buckets than clips, or than units of length, would be empty.
-    n_buckets = min(n_buckets, n if bucket_edges == "quantile" else int(np.ptp(lengths)) + 1)
+    order, rank = sorted_order(lengths, rng, longest_first), np.arange(len(lengths))
     if bucket_edges == "size":
-        ends = np.append(np.arange(bucket_size, n, bucket_size), n)
+        bucket = rank // bucket_size
     elif bucket_edges == "quantile":
-        ends = np.arange(1, n_buckets + 1) * n // n_buckets
+        bucket = rank * n_buckets // len(lengths)
     else:
-        limits = np.linspace(lengths.max(), lengths.min(), n_buckets + 1)[1:-1]
-        n_shorter = np.searchsorted(np.sort(lengths), limits)
-        ends = np.append(n - n_shorter if longest_first else n_shorter[::-1], n)
-    ends = np.unique(ends[ends > 0])  # without empty buckets
-    for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-        rng.shuffle(order[start:end])
-    return order, ends
+        bucket = (lengths[order] - lengths.min()) * n_buckets // (np.ptp(lengths) + 1)
+    ends = np.flatnonzero(np.diff(bucket)) + 1
+    return [rng.permutation(clips) for clips in np.split(order, ends)]
 
 
-def alternated(lengths: ndarray, rng: Generator, *, n_bins: int = 58) -> ndarray:
+def alternated(lengths: ndarray, rng: Generator, n_bins: int) -> ndarray:
     """ATS (Sec. 3): shuffle, divide into ``n_bins`` equal bins, sort them up and down in turn.
     One bin is SB; one batch per bin is RAND."""
-    order = rng.permutation(len(lengths))
-    for b, members in enumerate(np.array_split(order, min(n_bins, len(order)))):
-        by_length = np.argsort(lengths[members], kind="stable")
-        members[:] = members[by_length[::-1] if b % 2 else by_length]
-    return order
+    bins = np.array_split(rng.permutation(len(lengths)), min(n_bins, len(lengths)))
+    for b, clips in enumerate(bins):
+        by_length = np.argsort(lengths[clips], kind="stable")
+        bins[b] = clips[by_length[::-1] if b % 2 else by_length]
+    return np.concatenate(bins)
 
 
-STRATEGIES = {
-    "RAND": random_order,
-    "SB": sorted_order,
-    "SSB": semi_sorted,
-    "BKT": buckets,
-    "ATS": alternated,
-}
-STRATEGY_SETTINGS = {  # of all strategies: name -> inspect.Parameter
-    name: parameter
-    for strategy in STRATEGIES.values()
-    for name, parameter in inspect.signature(strategy).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-}
+# From an order to batches
 
 
-# Plans
+def fixed_batches(order: ndarray, batch_size: int) -> list[ndarray]:
+    """Batches of ``batch_size`` clips; the last one may have fewer."""
+    return np.split(order, range(batch_size, len(order), batch_size))
 
 
-class BatchPlan(Sequence):
-    """The batches of one epoch, in training order.
-
-    Attributes:
-        order: int64, (n,): the index of every clip, batch after batch.
-        ends: int64, (n_batches,): batch ``j`` is ``order[ends[j - 1]:ends[j]]``.
-        oversize: int64: clips longer than the capacity, batched alone or dropped.
-    """
-
-    def __init__(self, order: ndarray, ends: ndarray, oversize: Sequence[int] = ()) -> None:
-        self.order = np.asarray(order, np.int64)
-        self.ends = np.asarray(ends, np.int64)
-        self.oversize = np.asarray(oversize, np.int64)
-
-    @property
-    def sizes(self) -> ndarray:
-        """Number of clips in each batch, int64, (n_batches,)."""
-        return np.diff(self.ends, prepend=0)
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, j: int | slice) -> Any:
-        j = range(len(self))[j]  # a number or a range, from 0 up; or an IndexError
-        if isinstance(j, range):
-            return [self[k] for k in j]
-        return self.order[self.ends[j - 1] if j else 0 : self.ends[j]]
+def dynamic_batches(order: ndarray, lengths: ndarray, capacity: int) -> list[ndarray]:
+    """DBS (Sec. 4): extend each batch while its size x longest length <= ``capacity``."""
+    starts, size, longest = [], 0, 0
+    for i, length in enumerate(lengths[order].tolist()):
+        size, longest = size + 1, max(longest, length)
+        if size * longest > capacity:
+            starts.append(i)
+            size, longest = 1, length
+    return np.split(order, starts)
 
 
 def plan_batches(
@@ -166,217 +116,109 @@ def plan_batches(
     batch_randomization: bool = True,
     *,
     capacity: int | None = None,
-    max_batch_clips: int | None = None,
     seed: int = 0,
     epoch: int = 0,
-    oversize: Literal["error", "alone", "drop"] = "error",
-    drop_last: bool = False,
-    **settings: Any,
-) -> BatchPlan:
+    longest_first: bool = True,
+    lrf: float = 0.1,
+    bucket_size: int = 1024,
+    bucket_edges: str = "size",
+    n_buckets: int = 10,
+    n_bins: int = 58,
+) -> list[ndarray]:
     """Plan the batches of one epoch. The same arguments always give the same plan.
 
     Args:
         lengths: (n,) whole numbers above 0, in any unit (frames, samples, tokens).
-        strategy: a name in STRATEGIES: RAND, SB, SSB (Sec. 2), BKT, ATS (Sec. 3).
+        strategy: RAND, SB, SSB (Sec. 2), BKT or ATS (Sec. 3). Settings of the others are ignored.
         batch_size: clips per batch; with DBS the base batch size.
         dynamic_batch_size: DBS (Sec. 4): extend each batch while size x longest length
             stays within ``capacity``.
         batch_randomization: BR (Sec. 5): shuffle the order of the batches.
         capacity: DBS: limit of size x longest length, in the unit of ``lengths``;
             None: ``batch_size`` x the longest length.
-        max_batch_clips: DBS: most clips in a batch, whatever the capacity; None: no limit.
         seed, epoch: the random numbers depend on ``seed + epoch``.
-        oversize: what to do with clips longer than the capacity: "error"; put each "alone" in
-            a batch; or "drop" them. The last two warn, and list them in ``plan.oversize``.
-        drop_last: without DBS: leave out batches smaller than ``batch_size``.
-        settings: of any strategy; the functions in STRATEGIES explain theirs. Those of other
-            strategies are checked and then ignored, so you can pass them all.
+        longest_first: SB, SSB, BKT: sort from the longest down, not from the shortest up.
+        lrf: SSB: width of the noise, as a share of the range of the lengths.
+        bucket_size: BKT: clips per bucket, with ``bucket_edges="size"``.
+        bucket_edges: BKT: "size", "uniform" or "quantile"; see :func:`buckets`.
+        n_buckets: BKT: number of buckets, with the other two.
+        n_bins: ATS: number of bins.
+
+    Returns:
+        Batches in training order, each int64, (size,): indices of clips.
 
     Raises:
-        TypeError: an unknown argument; the message suggests the nearest.
         ValueError: an impossible argument, or a clip longer than the capacity.
     """
-    lengths = _check_lengths(lengths)
-    _check_choice("strategy", strategy, STRATEGIES)
-    _check_count("batch_size", batch_size)
-    _check_choice("oversize", oversize, ("error", "alone", "drop"))
-    _check(seed + epoch >= 0, f"seed + epoch={seed + epoch}: use 0 or more")
-    for name, bound in (("capacity", capacity), ("max_batch_clips", max_batch_clips)):
-        if bound is not None:
-            _check_count(name, bound)
-            _check(dynamic_batch_size, f"{name}={bound}: set dynamic_batch_size=True too")
-    full_size = not (drop_last and dynamic_batch_size)
-    _check(full_size, "drop_last=True: set dynamic_batch_size=False; dynamic ones vary in size")
-    check_settings(settings)
-
-    clips, too_long = None, ()  # clips: those to batch; None: all
-    if capacity is not None and capacity < lengths.max():
-        too_long = np.flatnonzero(lengths > capacity)
-        _report_too_long(lengths, too_long, capacity, oversize)
-        if oversize == "drop":
-            clips = np.flatnonzero(lengths <= capacity)
-            lengths = lengths[clips]
+    lengths = _as_lengths(lengths)
+    longest = int(lengths.max())
+    if capacity is None:
+        capacity = batch_size * longest
+    elif not dynamic_batch_size:
+        raise ValueError(f"capacity={capacity}: set dynamic_batch_size=True, which reads it")
+    elif capacity < longest:
+        raise ValueError(
+            f"capacity={capacity}: clip {lengths.argmax()} has length {longest}; use at least that "
+            "capacity, or leave out longer clips"
+        )
+    for name, value in (
+        ("batch_size", batch_size),
+        ("bucket_size", bucket_size),
+        ("n_buckets", n_buckets),
+        ("n_bins", n_bins),
+    ):
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name}={value}: use a whole number, 1 or more")
+    if not 0 <= lrf <= 1e6:
+        raise ValueError(f"lrf={lrf}: use 0 to 1e6")
+    if bucket_edges not in ("size", "uniform", "quantile"):
+        raise ValueError(f"bucket_edges={bucket_edges!r}: use size, uniform or quantile")
+    if seed + epoch < 0:
+        raise ValueError(f"seed + epoch={seed + epoch}: use 0 or more")
 
     # Not default_rng(seed + epoch): lengths drawn from that would be sorted by their own noise.
     # Any number would do in place of 5, but would give other plans.
     rng = np.random.default_rng((seed + epoch, 5))
-    own = {k: v for k, v in settings.items() if k in (STRATEGIES[strategy].__kwdefaults__ or ())}
-    order, bucket_ends = STRATEGIES[strategy](lengths, rng, **own), [len(lengths)]
-    if isinstance(order, tuple):
-        order, bucket_ends = order[0], order[1].tolist()
-
-    bounds = zip([0, *bucket_ends[:-1]], bucket_ends, strict=True)
-    if dynamic_batch_size:
-        capacity = batch_size * int(lengths.max()) if capacity is None else int(capacity)
-        in_order = lengths.take(order)
-        most = len(lengths) if max_batch_clips is None else int(max_batch_clips)
-        ends = [start + _extend(in_order[start:end], capacity, most) for start, end in bounds]
-    else:
-        ends = [
-            np.append(np.arange(start + batch_size, end, batch_size), end) for start, end in bounds
-        ]
-    ends = np.concatenate(ends)
-    if drop_last:
-        sizes = np.diff(ends, prepend=0)
-        full = sizes == batch_size
-        _check(full.any(), f"drop_last=True: no batch has batch_size={batch_size} clips; lower it")
-        order, ends = order[np.repeat(full, sizes)], np.cumsum(sizes[full])
+    match strategy:
+        case "RAND":
+            groups = [random_order(lengths, rng)]
+        case "SB":
+            groups = [sorted_order(lengths, rng, longest_first)]
+        case "SSB":
+            groups = [semi_sorted(lengths, rng, lrf, longest_first)]
+        case "BKT":  # no batch may cross a bucket
+            groups = buckets(lengths, rng, bucket_size, bucket_edges, n_buckets, longest_first)
+        case "ATS":
+            groups = [alternated(lengths, rng, n_bins)]
+        case _:
+            raise ValueError(f"strategy={strategy!r}: use one of {', '.join(STRATEGIES)}")
+    plan = []
+    for order in groups:
+        if dynamic_batch_size:
+            plan += dynamic_batches(order, lengths, capacity)
+        else:
+            plan += fixed_batches(order, batch_size)
     if batch_randomization:
-        order, ends = _shuffle_batches(order, ends, rng)
-    return BatchPlan(order if clips is None else clips[order], ends, too_long)
+        plan = [plan[j] for j in rng.permutation(len(plan))]
+    return plan
 
 
-def _show_settings(function: Any, settings: Mapping[str, inspect.Parameter]) -> None:
-    """Make help() show ``settings`` in place of ``**settings``."""
-    own = dict(inspect.signature(function).parameters)
-    del own["settings"]
-    others = settings.keys() - own.keys() - {"epoch"}  # set_epoch() gives the sampler its epoch
-    shown = [p.replace(kind=p.KEYWORD_ONLY) for name, p in settings.items() if name in others]
-    function.__signature__ = inspect.Signature([*own.values(), *shown])
-
-
-_show_settings(plan_batches, STRATEGY_SETTINGS)
-
-
-def _extend(lengths: ndarray, capacity: int, max_clips: int) -> ndarray:
-    """DBS (Sec. 4): the end of each batch, extended while size x longest <= capacity and the size
-    <= max_clips.
-
-    For a batch that starts at a given clip, a greedy loop would find the largest size that
-    fits. Here it is found for all clips of a block together: size w fits if the maximum of the
-    next w clips is at most capacity // w, and if w fits so does every smaller size, so counting
-    the sizes that fit gives the largest. The loop at the end only jumps from batch to batch.
-    """
-    n, longest = len(lengths), int(lengths.max())
-    # most: sizes are counted in bytes; larger batches go on below
-    block, most = 16384, min(255, max_clips)
-    always = max(1, min(capacity // longest, most))  # this size fits anywhere
-    padded = np.full(n + most, longest, lengths.dtype)
-    padded[:n] = lengths
-    ends, end = [], 0
-    for start in range(0, n, block):
-        stop = min(start + block, n)
-        if end >= stop:
-            continue
-        running, w = padded[start : stop + always - 1], 1  # maxima of w clips
-        while w < always:
-            step = min(w, always - w)
-            running, w = np.maximum(running[:-step], running[step:]), w + step
-        sizes = np.full(stop - start, always, np.uint8)
-        for w in range(always + 1, most + 1):
-            running = np.maximum(running, padded[start + w - 1 : stop + w - 1])
-            fits = running <= min(capacity // w, longest)
-            if not fits.any():
-                break
-            sizes += fits.view(np.uint8)
-        sizes = sizes.tobytes()  # indexing bytes is Python's fastest array access
-        while end < stop:
-            first = end
-            end += sizes[first - start]
-            if end - first == most:
-                tallest = int(lengths[first:end].max())
-                while end < n and end - first < max_clips:
-                    tallest = max(tallest, int(lengths[end]))
-                    if (end + 1 - first) * tallest > capacity:
-                        break
-                    end += 1
-            ends.append(end)
-    ends[-1] = n  # the last batch may have counted clips beyond the end
-    return np.array(ends)
-
-
-def _shuffle_batches(order: ndarray, ends: ndarray, rng: Generator) -> tuple[ndarray, ndarray]:
-    """BR (Sec. 5): the same batches in a random order."""
-    sizes = np.diff(ends, prepend=0)
-    shuffled = rng.permutation(len(ends))
-    starts, sizes = (ends - sizes)[shuffled], sizes[shuffled]
-    ends = np.cumsum(sizes)
-    # A clip was one position after the clip before it, except at the start of a batch.
-    position = np.ones(len(order), np.int64)
-    position[0] = starts[0]
-    position[ends[:-1]] = starts[1:] - starts[:-1] - sizes[:-1] + 1
-    np.cumsum(position, out=position)
-    return order.take(position), ends
-
-
-def _report_too_long(lengths: ndarray, too_long: ndarray, capacity: int, oversize: str) -> None:
-    """Refuse clips longer than the capacity, or warn about them."""
-    n, clip = len(too_long), int(too_long[np.argmax(lengths[too_long])])
-    what = f"clip {clip} has length {lengths[clip]}, above capacity={capacity}"
-    fix = f"use a capacity of at least {lengths[clip]}, or oversize='alone' or 'drop'"
-    _check(oversize != "error", f"{what} ({n} such clips); {fix}")
-    some_left = oversize == "alone" or n < len(lengths)
-    _check(some_left, f"{what}, and so is every other clip; use a larger capacity")
-    done = {"alone": "batched alone", "drop": "dropped"}[oversize]
-    warnings.warn(f"{n} clips {done}: {what}", stacklevel=3)
-
-
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Check settings of strategies by their types: an int is 1 or more, a float from 0 to 1e6, a
-    bool True or False. Raises as :func:`plan_batches`."""
-    for name, value in settings.items():
-        if name not in STRATEGY_SETTINGS:
-            known = list(inspect.signature(plan_batches).parameters)
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(known)}"
-            raise TypeError(f"unknown argument '{name}'; {hint}")
-        kind = STRATEGY_SETTINGS[name].annotation
-        if kind is int:
-            _check_count(name, value)
-        elif kind is float:
-            _check(0 <= value <= 1e6, f"{name}={value}: use 0 to 1e6")
-        elif kind is bool:
-            _check_choice(name, value, (True, False))
-        elif get_origin(kind) is Literal:
-            _check_choice(name, value, get_args(kind))
-
-
-def _check_lengths(lengths: Sequence[int] | ndarray) -> ndarray:
+def _as_lengths(lengths: Sequence[int] | ndarray) -> ndarray:
+    """``lengths`` as int64, checked."""
     lengths = np.asarray(lengths)
-    _check(lengths.ndim == 1, f"lengths has shape {lengths.shape}: use one length per clip")
-    _check(len(lengths) > 0, "lengths is empty: there is nothing to batch")
-    _check(
-        np.issubdtype(lengths.dtype, np.integer),
-        f"lengths has dtype {lengths.dtype}: use whole numbers, such as frames or samples",
-    )
+    if lengths.ndim != 1:
+        raise ValueError(f"lengths has shape {lengths.shape}: use one length per clip")
+    if len(lengths) == 0:
+        raise ValueError("lengths is empty: there is nothing to batch")
+    if not np.issubdtype(lengths.dtype, np.integer):
+        raise ValueError(f"lengths has dtype {lengths.dtype}: use whole numbers, such as frames")
     shortest = int(lengths.argmin())
-    _check(lengths[shortest] > 0, f"clip {shortest} has length {lengths[shortest]}: leave it out")
-    # The smallest type that holds them is several times as fast to gather and compare.
-    return lengths.astype(np.min_scalar_type(int(lengths.max())), copy=False)
+    if lengths[shortest] < 1:
+        raise ValueError(f"clip {shortest} has length {lengths[shortest]}: leave it out")
+    return lengths.astype(np.int64, copy=False)
 
 
-def _check_count(name: str, value: Any) -> None:
-    whole = isinstance(value, (int, np.integer)) and value >= 1
-    _check(whole, f"{name}={value}: use a whole number, 1 or more")
-
-
-def _check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
-    _check(value in choices, f"{name}={value!r}: use one of {', '.join(map(str, choices))}")
-
-
-def _check(ok: bool, message: str) -> None:
-    if not ok:
-        raise ValueError(message)
+# What a plan is like
 
 
 class BatchStatistics(NamedTuple):
@@ -391,19 +233,18 @@ class BatchStatistics(NamedTuple):
     max_padded_length: int  # largest size x longest length: what must fit in memory
 
 
-def batch_statistics(lengths: Sequence[int] | ndarray, plan: BatchPlan) -> BatchStatistics:
+def batch_statistics(lengths: Sequence[int] | ndarray, plan: Sequence[ndarray]) -> BatchStatistics:
     """Padding, lengths and sizes of a plan; ``lengths`` are those it was made from."""
-    in_order = _check_lengths(lengths)[plan.order]
-    sizes = plan.sizes
-    starts = plan.ends - sizes
-    longest = np.maximum.reduceat(in_order, starts).astype(np.int64)
+    lengths = _as_lengths(lengths)
+    sizes = np.array([len(batch) for batch in plan])
+    longest = np.array([lengths[batch].max() for batch in plan])
+    real = np.array([lengths[batch].sum() for batch in plan])
     padded = sizes * longest
-    real = np.add.reduceat(in_order, starts, dtype=np.int64)
     return BatchStatistics(
         n_batches=len(plan),
-        zpr=float(((1 - real / padded) * sizes).sum() / sizes.sum()),
+        zpr=float(np.average(1 - real / padded, weights=sizes)),
         zpr_of_data=float(padded.sum() / real.sum() - 1),
-        abl=float(padded.sum() / sizes.sum()),
+        abl=float(np.average(longest, weights=sizes)),
         total_length=int(longest.sum()),
         max_batch_size=int(sizes.max()),
         max_padded_length=int(padded.max()),
@@ -423,7 +264,6 @@ def solve_randomness(
     Raises:
         ValueError: another strategy, or a target that no value reaches.
     """
-    lengths = _check_lengths(lengths)
     settings = {"dynamic_batch_size": False, "batch_size": 16, **settings}
     batch_size, n = settings["batch_size"], len(lengths)
     solvable = {  # setting, step of the search, fewest and most steps
@@ -431,10 +271,8 @@ def solve_randomness(
         "BKT": ("bucket_size", batch_size, 1, -(-n // batch_size)),
         "ATS": ("n_bins", 1, 1, max(n // batch_size, 1)),
     }
-    _check(
-        strategy in solvable,
-        f"strategy={strategy!r} has no setting to solve for; use one of {', '.join(solvable)}",
-    )
+    if strategy not in solvable:
+        raise ValueError(f"strategy={strategy!r}: has no such setting; use {', '.join(solvable)}")
     name, step, low, high = solvable[strategy]
 
     def zpr(steps: int) -> float:
@@ -445,11 +283,11 @@ def solve_randomness(
         return sum(batch_statistics(lengths, plan).zpr for plan in plans) / 8
 
     least, largest = zpr(low), zpr(high)
-    _check(
-        least <= target_zpr <= largest,
-        f"target_zpr={target_zpr}: {strategy} gives {least:.4f} to {largest:.4f} here; use a value "
-        "in between",
-    )
+    if not least <= target_zpr <= largest:
+        raise ValueError(
+            f"target_zpr={target_zpr}: {strategy} gives {least:.4f} to {largest:.4f} here; use a "
+            "value in between"
+        )
     if largest == target_zpr:
         return high * step
     while high - low > 1:
@@ -458,56 +296,31 @@ def solve_randomness(
     return low * step
 
 
-def split_long(lengths: Sequence[int] | ndarray, longest: int) -> ndarray:
-    """Cut clips that are too long into equal pieces (Gonzalez et al. 2023, Sec. 4).
-
-    Args:
-        longest: most that a piece may have, such as the batch capacity.
-
-    Returns:
-        All pieces, whole clips too: int64, (n_pieces, 3), clip, start and end of each. Batch the
-        pieces' lengths, ``pieces[:, 2] - pieces[:, 1]``.
-    """
-    lengths = _check_lengths(lengths).astype(np.int64)
-    _check_count("longest", longest)
-    n_pieces = -(-lengths // longest)
-    clips = np.repeat(np.arange(len(lengths)), n_pieces)
-    number = np.arange(len(clips)) - np.repeat(np.cumsum(n_pieces) - n_pieces, n_pieces)
-    starts, ends = (i * lengths[clips] // n_pieces[clips] for i in (number, number + 1))
-    return np.stack([clips, starts, ends], 1)
+# The sampler
 
 
 def deal_batches(
-    lengths: Sequence[int] | ndarray, plan: BatchPlan, num_replicas: int, drop_last: bool = False
+    lengths: Sequence[int] | ndarray, plan: Sequence[ndarray], num_replicas: int
 ) -> ndarray:
     """Deal the batches of an epoch to the replicas of a model, such as one on each GPU.
 
     At each step all replicas get batches of nearly the same length, so that none waits long for the
     others. The steps are in the order of the plan. If batches are left over, the shortest ones are
-    repeated to make a step of them; with ``drop_last`` they are left out instead.
+    repeated to make a step of them.
 
     Args:
         lengths: those that ``plan`` was made from.
 
     Returns:
         Numbers of batches, int64, (n_steps, num_replicas).
-
-    Raises:
-        ValueError: with ``drop_last``, a plan of fewer batches than replicas.
     """
-    _check_count("num_replicas", num_replicas)
-    n, starts = len(plan), plan.ends - plan.sizes
-    longest = np.maximum.reduceat(_check_lengths(lengths)[plan.order], starts)
-    by_length = np.lexsort((plan.sizes, longest))[::-1]
-    if drop_last:
-        _check(
-            n >= num_replicas,
-            f"num_replicas={num_replicas}: the plan has {n} batches; use smaller ones",
-        )
-        by_length = by_length[: n - n % num_replicas]
-    else:
-        by_length = np.append(by_length, np.resize(by_length[::-1], -n % num_replicas))
-    steps = np.sort(by_length.reshape(-1, num_replicas), axis=1)
+    lengths = _as_lengths(lengths)
+    sizes = [len(batch) for batch in plan]
+    longest = [lengths[batch].max() for batch in plan]
+    shortest_first = np.lexsort((sizes, longest))
+    repeated = np.resize(shortest_first, -len(plan) % num_replicas)
+    dealt = np.append(shortest_first[::-1], repeated).reshape(-1, num_replicas)
+    steps = np.sort(dealt, axis=1)
     return steps[np.argsort(steps[:, 0], kind="stable")]
 
 
@@ -525,37 +338,40 @@ class EpochBatchSampler:
             from 0; None: those of PyTorch's process group if it is initialised, else one process.
         settings: the other arguments of :func:`plan_batches`, which explains them.
 
+    Attributes:
+        plan: the batches of the epoch, of all replicas, as from :func:`plan_batches`.
+        batch_size: clips per batch; None if it varies. Trainers ask for it.
+
     Raises:
-        TypeError: an unknown argument; the message suggests the nearest.
+        TypeError: an unknown setting.
         ValueError: as :func:`plan_batches`, or a rank that is not one of ``num_replicas``.
     """
 
     def __init__(
         self,
         lengths: Sequence[int] | ndarray,
+        *,
+        batch_size: int = 16,
+        dynamic_batch_size: bool = True,
         seed: int = 0,
         num_replicas: int | None = None,
         rank: int | None = None,
         **settings: Any,
     ) -> None:
-        self.lengths, self.seed, self.settings = _check_lengths(lengths), seed, settings
-        both = (num_replicas is None) == (rank is None)
-        _check(both, f"num_replicas={num_replicas}, rank={rank}: give both, or neither")
+        if (num_replicas is None) != (rank is None):
+            raise ValueError(f"num_replicas={num_replicas}, rank={rank}: give both, or neither")
         self.num_replicas, self.rank = num_replicas, rank
-        self.epoch, self._first, self._done, self._begun = -1, 0, 0, False
+        self.lengths, self.seed = _as_lengths(lengths), seed
+        self.settings = {
+            "batch_size": batch_size,
+            "dynamic_batch_size": dynamic_batch_size,
+            **settings,
+        }
+        self.batch_size = None if dynamic_batch_size else batch_size
+        # set_epoch() also sets the batch that an iteration starts at (_first), how many batches
+        # have been handed out (_done), and whether an iteration has begun (_begun).
+        self.epoch = -1
         self.set_epoch(0)
-
-    _show_settings(__init__, inspect.signature(plan_batches).parameters)
-
-    @property
-    def batch_size(self) -> int | None:
-        """Clips per batch; None if it varies. Trainers ask for it."""
-        plain = inspect.signature(plan_batches).parameters
-        dynamic, size = (
-            self.settings.get(name, plain[name].default)
-            for name in ("dynamic_batch_size", "batch_size")
-        )
-        return None if dynamic else size
 
     @property
     def sampler(self) -> "EpochBatchSampler":
@@ -572,13 +388,12 @@ class EpochBatchSampler:
     @property
     def steps(self) -> ndarray:
         """The epoch's batches of all replicas, as :func:`deal_batches` deals them."""
-        num_replicas, _ = self._replica()
-        return deal_batches(self.lengths, self.plan, num_replicas, self.settings.get("drop_last"))
+        return deal_batches(self.lengths, self.plan, self._replica()[0])
 
     @property
     def n_repeated(self) -> int:
-        """Batches repeated, so that all replicas have equally many; below 0: left out."""
-        return self.steps.size - len(self.plan)
+        """Batches repeated, so that all replicas have equally many."""
+        return -len(self.plan) % self._replica()[0]
 
     def _replica(self) -> tuple[int, int]:
         """How many processes share the batches, and which this one is. Asked late, because many
@@ -589,23 +404,24 @@ class EpochBatchSampler:
             if not (group and group.is_available() and group.is_initialized()):
                 return 1, 0
             num_replicas, rank = group.get_world_size(), group.get_rank()
-        _check(0 <= rank < num_replicas, f"rank={rank}: use 0 to {num_replicas - 1}")
+        if not 0 <= rank < num_replicas:
+            raise ValueError(f"rank={rank}: use 0 to {num_replicas - 1}")
         return num_replicas, rank
 
     def __len__(self) -> int:
         """Number of batches of the next iteration, or of the one that has begun; after
         :meth:`start_at`, of what is left of the epoch."""
-        return len(self.steps) - self._first
+        return (len(self.plan) + self.n_repeated) // self._replica()[0] - self._first
 
     def __iter__(self) -> Iterator[list[int]]:
         # A generator, which runs at the first batch: DataLoader calls iter() twice an epoch.
         if self._begun:
             self.set_epoch(self.epoch + 1)
         self._begun = True
-        plan, mine, (_, rank) = self.plan, self.steps, self._replica()
-        for step in range(self._done, len(mine)):
+        plan, steps, (_, rank) = self.plan, self.steps, self._replica()
+        for step in range(self._first, len(steps)):
             self._done = step + 1
-            yield plan[mine[step, rank]].tolist()
+            yield plan[steps[step, rank]].tolist()
 
     def start_at(self, epoch: int, batch: int) -> None:
         """Plan ``epoch`` and begin after ``batch`` of its batches, none of which is drawn.
@@ -615,7 +431,8 @@ class EpochBatchSampler:
         """
         self.set_epoch(epoch)
         n_batches = len(self.steps)
-        _check(0 <= batch <= n_batches, f"batch={batch}: epoch {epoch} has {n_batches} batches")
+        if not 0 <= batch <= n_batches:
+            raise ValueError(f"batch={batch}: epoch {epoch} has {n_batches} batches")
         self._first, self._done, self._begun = batch, batch, False
 
     def state_dict(self, batch: int | None = None) -> dict[str, int]:
@@ -634,14 +451,15 @@ class EpochBatchSampler:
             ValueError: the state is of other lengths, settings or replicas.
         """
         self.set_epoch(state["epoch"])
-        _check(
-            state["checksum"] == self._checksum(),
-            f"the state after batch {state['batch']} of epoch {state['epoch']} is of other "
-            "lengths, settings or replicas: use the same, or start anew",
-        )
+        if state["checksum"] != self._checksum():
+            raise ValueError(
+                f"the state after batch {state['batch']} of epoch {state['epoch']} is of other "
+                "lengths, settings or replicas: use the same, or start anew"
+            )
         self.start_at(state["epoch"], state["batch"])
 
     def _checksum(self) -> int:
         """Tells the batches of this epoch from others."""
-        parts = self.plan.order, self.plan.ends, self.steps
+        sizes = np.array([len(batch) for batch in self.plan])
+        parts = np.concatenate(self.plan), sizes, self.steps
         return zlib.crc32(b"".join(part.tobytes() for part in parts))

@@ -31,7 +31,6 @@ from corpus.clips import (
     read_clips,
     refuse,
     report_unknown_characters,
-    report_unused_symbols,
 )
 from corpus.mels import MelCache, Mels, open_mels
 from hparams import HParams
@@ -114,8 +113,7 @@ def refuse_other_data(
 
 def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     """The training and the validation clips, checked: lists, texts, headers, and the samples of
-    those whose mels are not cached. Characters without a symbol are printed, and symbols of no
-    text.
+    those whose mels are not cached. Characters without a symbol are printed.
 
     Raises:
         UserError: all problems, one per line. With ``on_bad_clip=skip`` bad clips are printed and
@@ -143,7 +141,6 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
             f"{' and '.join(names)} list; use the folder that their paths start from"
         )
     report_unknown_characters(((clip.location, clip.text) for clip in train + val), hparams)
-    report_unused_symbols(train, hparams)
 
     cache = MelCache(hparams)
     train_problems += _too_long(train, hparams)
@@ -228,7 +225,7 @@ def training_sampler(
         )
     return EpochBatchSampler(
         [clip.n_frames for clip in clips],
-        hparams.seed,
+        seed=hparams.seed,
         num_replicas=world_size,
         rank=rank,
         **batching_settings(hparams),
@@ -255,10 +252,9 @@ def batching_settings(hparams: HParams) -> dict[str, Any]:
 def frames_of_steps(sampler: EpochBatchSampler) -> np.ndarray:
     """Frames of each process's batch at each step of the epoch, with padding and without:
     (n_steps, n_processes, 2)."""
-    plan = sampler.plan
-    lengths, starts = sampler.lengths[plan.order].astype(np.int64), plan.ends - plan.sizes
-    padded = plan.sizes * np.maximum.reduceat(lengths, starts)
-    return np.stack([padded, np.add.reduceat(lengths, starts)], -1)[sampler.steps]
+    batches = [sampler.lengths[batch] for batch in sampler.plan]
+    frames = [(len(lengths) * lengths.max(), lengths.sum()) for lengths in batches]
+    return np.array(frames)[sampler.steps]
 
 
 def validation_batches(clips: Sequence[Clip], hparams: HParams) -> list[list[int]]:

@@ -41,8 +41,8 @@ class ConvNorm(nn.Module):
 
 
 @contextmanager
-def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore a module's buffers, such as batch norm's running statistics, at the end."""
+def preserved_buffers(module: nn.Module) -> Iterator[None]:
+    """Restores a module's buffers, such as batch norm's running statistics, at the end."""
     before = [buffer.clone() for buffer in module.buffers()]
     try:
         yield
@@ -52,12 +52,12 @@ def kept_buffers(module: nn.Module) -> Iterator[None]:
 
 
 def length_mask(lengths: Tensor, n: int) -> Tensor:
-    """Booleans (B, n) from lengths (B,): True before each length."""
+    """Returns booleans (B, n) of lengths (B,): True before each length."""
     return torch.arange(n, device=lengths.device) < lengths[:, None]
 
 
 def draw_mask(p: float, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Dropout mask: False (drop) with probability ``p``, exact to 2e-10."""
+    """Draws a dropout mask: False (drop) with probability ``p``, exact to 2e-10."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - p).bool()
     # Each draw gives two 32-bit numbers: ten times as fast as bernoulli_ on most CPUs.
@@ -68,7 +68,7 @@ def draw_mask(p: float, shape: Sequence[int], device: torch.device) -> Tensor:
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """As ``F.dropout``, but several times faster on a CPU, and with a boolean mask."""
+    """Does what ``F.dropout`` does, several times faster on a CPU, with a boolean mask."""
     if not training or p == 0 or x.is_cuda:
         return F.dropout(x, p, training)
     return x * draw_mask(p, x.shape, x.device) * (1 / (1 - p))

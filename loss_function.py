@@ -1,4 +1,4 @@
-"""The training loss, a loss that does not depend on padding, and alignment scores."""
+"""The loss that is trained on, and a masked loss that does not depend on padding."""
 
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ class Tacotron2Loss(nn.Module):
         self.guided_attention_sigma = guided_attention_sigma
 
     def forward(self, output: Any, batch: Any, share: tuple[float, float] = (1.0, 1.0)) -> Loss:
-        """Losses of a batch.
+        """Computes the losses of a batch.
 
         Args:
             output: ``mel``, ``mel_postnet`` (B, n_mels, T_out), ``gate`` (B, T_out) logits,
@@ -79,44 +79,22 @@ class Tacotron2Loss(nn.Module):
         )
 
     def _guided_attention(self, alignment: Tensor, batch: Any) -> Tensor:
-        """Sum over characters of A x (1 - exp(-(n/N - t/T)^2 / 2g^2)), mean over real frames.
+        """Sums A x (1 - exp(-(n/N - t/T)^2 / 2g^2)) over characters; the mean over real frames.
 
         A frame's attention sums to 1, so this is in [0, 1] for any text length. The mean over
         characters in Tachibana et al. would shrink for longer texts.
         """
         _, T_out, T_in = alignment.shape
-        distance = _from_diagonal(alignment, batch.text_lengths, batch.mel_lengths)
+        distance = distance_from_diagonal(alignment, batch.text_lengths, batch.mel_lengths)
         penalty = 1 - torch.exp(-(distance / self.guided_attention_sigma).square() / 2)
         real_frames = length_mask(batch.mel_lengths, T_out)[:, :, None]  # (B, T_out, 1)
         real = real_frames & length_mask(batch.text_lengths, T_in)[:, None]  # (B, T_out, T_in)
         return (alignment * penalty).masked_fill(~real, 0).sum() / batch.mel_lengths.sum()
 
 
-def _from_diagonal(alignment: Tensor, text_lengths: Tensor, mel_lengths: Tensor) -> Tensor:
-    """n/N - t/T for each weight of an alignment (B, T_out, T_in)."""
+def distance_from_diagonal(alignment: Tensor, text_lengths: Tensor, mel_lengths: Tensor) -> Tensor:
+    """Returns n/N - t/T for each weight of an alignment (B, T_out, T_in)."""
     _, T_out, T_in = alignment.shape
     t = torch.arange(T_out, device=alignment.device)[:, None]
     n = torch.arange(T_in, device=alignment.device)
     return n / text_lengths[:, None, None] - t / mel_lengths[:, None, None]
-
-
-def alignment_scores(
-    alignment: Tensor, text_lengths: Tensor, mel_lengths: Tensor, band: float = 0.1
-) -> tuple[Tensor, Tensor]:
-    """How closely the attention of each clip follows its text.
-
-    Args:
-        alignment: (B, T_out, T_in)
-        text_lengths, mel_lengths: (B,)
-        band: half the width of the diagonal, as a share of the text
-
-    Returns:
-        diagonality (B,): share of attention within the band, 1 if it is all on the diagonal,
-        about 2 x band if it is random; focus (B,): mean over frames of the largest weight
-    """
-    _, T_out, _ = alignment.shape
-    real = length_mask(mel_lengths, T_out)[:, :, None]  # (B, T_out, 1)
-    near = _from_diagonal(alignment, text_lengths, mel_lengths).abs() <= band  # (B, T_out, T_in)
-    diagonality = (alignment * (near & real)).sum((1, 2)) / mel_lengths
-    focus = (alignment * real).amax(2).sum(1) / mel_lengths
-    return diagonality, focus

@@ -4,11 +4,9 @@ NVIDIA's published weights load with ``load_state_dict(..., strict=True)``. Deco
 argument and result of each step, never kept on a module.
 """
 
-import dataclasses
 import math
-import warnings
 from collections.abc import Iterable
-from pathlib import Path
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from cli import UserError
-from decoder import scan
-from layers import ConvNorm, LinearNorm, draw_mask, dropout, kept_buffers, length_mask
-from training.checkpoint import load_checkpoint, load_weights, saved_hparams
+from decoder import fastest_decoder, recurrences, scan
+from layers import ConvNorm, LinearNorm, draw_mask, dropout, length_mask
 
 
 class Output(NamedTuple):
@@ -40,22 +36,6 @@ class InferenceOutput(NamedTuple):
     alignment: Tensor  # (B, T_out, T_in)
     mel_lengths: Tensor  # (B,)
     stopped: Tensor  # (B,) False if max_decoder_steps cut the clip off
-
-
-def fastest_decoder(device: torch.device, dtype: torch.dtype | None) -> tuple[str, str]:
-    """The implementation to use there for training in ``dtype`` (None: fp32), and why it is not
-    triton; "" on a CPU."""
-    if device.type != "cuda":
-        return "scan", ""
-    try:
-        from decoder import triton  # noqa: F401
-    except Exception as error:  # missing, or not made for this PyTorch
-        return "scan", f"Triton cannot be used ({_in_one_line(error)})"
-    least = (8, 0) if dtype is torch.bfloat16 else (7, 5)
-    if torch.cuda.get_device_capability(device) < least:
-        needed = "{}.{}".format(*least)
-        return "scan", f"decoder=triton needs a GPU of compute capability {needed} or more"
-    return "triton", ""
 
 
 class DecoderState(NamedTuple):
@@ -86,7 +66,7 @@ class Prenet(nn.Module):
 
 
 class LocationLayer(nn.Module):
-    """Features of the last and the summed attention weights."""
+    """Turns the last and the summed attention weights into features of each character."""
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
@@ -104,7 +84,7 @@ class Attention(nn.Module):
     """Location-sensitive attention (Chorowski et al. 2015).
 
     Inference calls this module. Training passes its weights to scan, which computes the
-    same faster. If you change the module, :meth:`Tacotron2.check_fast_path` notices, and training
+    same faster. If you change the module, :func:`decoder.check_fast_path` notices, and training
     calls it as well (as with ``decoder=reference``).
     """
 
@@ -119,7 +99,7 @@ class Attention(nn.Module):
     def forward(
         self, query: Tensor, memory: Tensor, keys: Tensor, weights: Tensor, padding: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """One decoder step.
+        """Attends once, in one decoder step.
 
         Args:
             query: (B, D_attention_rnn)
@@ -141,7 +121,7 @@ class Encoder(nn.Module):
     """Three convolutions and a bidirectional LSTM over the characters.
 
     Inference calls ``lstm``. Training on a CPU passes its weights to scan, which is
-    faster. If you change ``lstm``, :meth:`Tacotron2.check_fast_path` notices, and training calls
+    faster. If you change ``lstm``, :func:`decoder.check_fast_path` notices, and training calls
     it as well (as with ``decoder=reference``).
     """
 
@@ -151,11 +131,7 @@ class Encoder(nn.Module):
         dims += [hparams.encoder_embedding_dim] * hparams.encoder_n_convolutions
         self.p_dropout = hparams.p_encoder_dropout
         self.convolutions = nn.ModuleList(
-            nn.Sequential(
-                ConvNorm(dims[i], dims[i + 1], hparams.encoder_kernel_size, gain="relu"),
-                nn.BatchNorm1d(dims[i + 1]),
-            )
-            for i in range(hparams.encoder_n_convolutions)
+            _convolution(*pair, hparams.encoder_kernel_size, "relu") for pair in pairwise(dims)
         )
         self.lstm = nn.LSTM(dims[-1], dims[-1] // 2, batch_first=True, bidirectional=True)
         self.implementation = hparams.decoder
@@ -163,7 +139,7 @@ class Encoder(nn.Module):
     def forward(
         self, embedded: Tensor, lengths: Tensor, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Encode symbols.
+        """Encodes symbols.
 
         Args:
             embedded: (B, D_symbols, T_in)
@@ -187,7 +163,7 @@ class Encoder(nn.Module):
         return memory
 
     def _scan(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """The LSTM by scan: instead of packing, it reverses each text within its length."""
+        """Runs the LSTM by scan: instead of packing, it reverses each text within its length."""
         x = x.transpose(0, 1)  # (T_in, B, D_encoder)
         n = torch.arange(len(x))[:, None]  # (T_in, 1)
         turned = torch.where(n < lengths, lengths - 1 - n, n)[..., None]  # (T_in, B, 1)
@@ -226,7 +202,7 @@ class Decoder(nn.Module):
         self.gate_layer = LinearNorm(self.decoder_rnn_dim + context_dim, 1, gain="sigmoid")
 
     def initial_state(self, memory: Tensor) -> DecoderState:
-        """All zeros, for memory (B, T_in, D_encoder)."""
+        """Returns a state of zeros, for memory (B, T_in, D_encoder)."""
         B, T_in, context_dim = memory.shape
         attention, decoder = self.attention_rnn_dim, self.decoder_rnn_dim
         sizes = (attention, attention, decoder, decoder, T_in, T_in, context_dim)
@@ -242,7 +218,7 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None = None,
         decoder_mask: Tensor | None = None,
     ) -> DecoderState:
-        """The next state, given the prenet's output for the previous frame, (B, D_prenet).
+        """Returns the next state; ``frame`` (B, D_prenet) is the prenet's output for the last one.
 
         The masks (B, D_attention_rnn) and (B, D_decoder_rnn) are True for hidden units to keep.
         """
@@ -273,7 +249,8 @@ class Decoder(nn.Module):
         )
 
     def project(self, hidden: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., D_decoder_rnn), (..., D_encoder) -> mel frames (..., n_mels), gate logits (...)."""
+        """Returns frames (..., n_mels) and gate logits (...), of hidden states (..., D_decoder_rnn)
+        and contexts (..., D_encoder)."""
         layers = self.linear_projection.linear_layer, self.gate_layer.linear_layer
         weight = torch.cat([layer.weight for layer in layers])  # (n_mels + 1, ...): one product
         bias = torch.cat([layer.bias for layer in layers])
@@ -284,7 +261,7 @@ class Decoder(nn.Module):
     def forward(
         self, memory: Tensor, mel: Tensor, padding: Tensor, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Teacher forcing: the input of every step is the true previous frame.
+        """Decodes with teacher forcing: the input of every step is the true previous frame.
 
         Args:
             memory: (B, T_in, D_encoder)
@@ -317,19 +294,33 @@ class Decoder(nn.Module):
         mel, gate = self.project(*features)  # (T_out, B, n_mels), (T_out, B)
         return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
 
-    def give_up_triton(self, problem: str | Exception) -> str:
-        """Use scan from now on; returns a note that says so."""
-        self.implementation = "scan"
-        problem = problem if isinstance(problem, str) else _in_one_line(problem)
-        return f"decoder=triton fails ({problem}); training uses decoder=scan"
+    def generate(
+        self, memory: Tensor, padding: Tensor, gate_threshold: float, max_steps: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Decodes freely: the input of every step is the frame that the last one made.
+
+        It ends once the gate of every clip has opened, with a probability above
+        ``gate_threshold``, or after ``max_steps`` frames. Arguments and results are those of
+        :meth:`forward`.
+        """
+        keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
+        state = self.initial_state(memory)
+        frame = memory.new_zeros(len(memory), self.n_mels)
+        stopped = torch.zeros(len(memory), dtype=torch.bool, device=memory.device)
+        steps = []
+        while len(steps) < max_steps and not stopped.all():
+            state = self.step(self.prenet(frame), state, memory, keys, padding)
+            frame, gate = self.project(state.decoder_hidden, state.context)
+            steps.append((frame, gate, state.weights))
+            stopped |= torch.sigmoid(gate) > gate_threshold
+        frames, gates, weights = zip(*steps, strict=True)
+        return torch.stack(frames, 2), torch.stack(gates, 1), torch.stack(weights, 1)
 
     def graph_shapes(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """One (B, T_in) for each CUDA graph that training on batches of ``shapes`` captures."""
+        """Returns (B, T_in) of each CUDA graph that training on batches of ``shapes`` captures."""
         if self.implementation != "triton":
             return []
-        from decoder import triton
-
-        return triton.graph_shapes(shapes)
+        return recurrences("triton").graph_shapes(shapes)
 
     def _loop(
         self,
@@ -340,8 +331,8 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None,
         decoder_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Step by step: hidden states (T_out, B, D_decoder_rnn), contexts (T_out, B, D_encoder)
-        and alignment (T_out, B, T_in)."""
+        """Returns hidden states (T_out, B, D_decoder_rnn), contexts (T_out, B, D_encoder) and
+        alignment (T_out, B, T_in), step by step."""
         state = self.initial_state(memory)
         states = []
         for t, frame in enumerate(frames):
@@ -360,16 +351,14 @@ class Decoder(nn.Module):
         decoder_mask: Tensor | None,
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same by scan or decoder.triton, the second LSTM last: nothing before depends
-        on it."""
-        recurrences = scan
-        if self.implementation == "triton":
-            from decoder import triton as recurrences
+        """Returns the same by scan or decoder.triton. The second LSTM comes last, since nothing
+        before depends on it."""
+        fast = recurrences(self.implementation)
         rnn, layer = self.attention_rnn, self.attention_layer
         of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
         conv = layer.location_layer.location_conv.conv.weight  # (n_filters, 2, kernel_size)
         dense = layer.location_layer.location_dense.linear_layer.weight  # (D_attention, n_filters)
-        features, context, alignment = recurrences.attend(
+        features, context, alignment = fast.attend(
             frames,
             memory,
             keys,
@@ -385,7 +374,7 @@ class Decoder(nn.Module):
             dtype=dtype,
         )
         rnn = self.decoder_rnn
-        hidden = recurrences.lstm(
+        hidden = fast.lstm(
             features,
             rnn.weight_ih,
             rnn.weight_hh,
@@ -406,21 +395,14 @@ class Postnet(nn.Module):
         dims = [hparams.n_mel_channels, *[hparams.postnet_embedding_dim] * (n - 1)]
         dims += [hparams.n_mel_channels]
         self.p_dropout = hparams.p_postnet_dropout
+        gains = ["tanh"] * (n - 1) + ["linear"]
         self.convolutions = nn.ModuleList(
-            nn.Sequential(
-                ConvNorm(
-                    dims[i],
-                    dims[i + 1],
-                    hparams.postnet_kernel_size,
-                    gain="linear" if i == n - 1 else "tanh",
-                ),
-                nn.BatchNorm1d(dims[i + 1]),
-            )
-            for i in range(n)
+            _convolution(*pair, hparams.postnet_kernel_size, gain)
+            for pair, gain in zip(pairwise(dims), gains, strict=True)
         )
 
     def forward(self, mel: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """(B, n_mels, T_out) -> (B, n_mels, T_out), what to add to the mel."""
+        """Returns what to add to the mel, (B, n_mels, T_out) of (B, n_mels, T_out)."""
         x = mel
         with _autocast(x, dtype):
             for convolution in self.convolutions[:-1]:
@@ -446,47 +428,8 @@ class Tacotron2(nn.Module):
         self.decoder = Decoder(hparams)
         self.postnet = Postnet(hparams)
 
-    @classmethod
-    def from_checkpoint(
-        cls,
-        path: str | Path,
-        device: str | torch.device = "cpu",
-        hparams: Any = None,
-        **changes: Any,
-    ) -> "Tacotron2":
-        """A trained model in evaluation mode, with its settings in ``.hparams``:
-
-            model = Tacotron2.from_checkpoint("runs/first/checkpoint_best.pt")
-
-        Args:
-            path: a checkpoint of train.py, export.py, NVIDIA's code or torchaudio's.
-            hparams: the settings of a checkpoint that holds none, as NVIDIA's and torchaudio's:
-                ``create_hparams(preset="nvidia")``.
-            changes: settings to change, such as ``gate_threshold=0.3``.
-
-        Raises:
-            UserError: the file is no checkpoint, holds code or another model's weights, or has no
-                settings and ``hparams`` is not given.
-        """
-        path = Path(path)
-        state = load_checkpoint(path)
-        if "hparams" in state:
-            hparams = saved_hparams(state, path)
-            if changes.get("symbols", hparams.symbols) != hparams.symbols:
-                raise UserError(
-                    f"setting symbols: {path} was trained with other ones; leave it out"
-                )
-        elif hparams is None:
-            raise UserError(
-                f"{path}: holds no settings; give them, for NVIDIA's checkpoints by "
-                'hparams=create_hparams(preset="nvidia")'
-            )
-        model = cls(dataclasses.replace(hparams, **changes))
-        load_weights(model, state, path)
-        return model.to(device).eval()
-
     def forward(self, batch: Any) -> Output:
-        """Teacher forcing.
+        """Predicts each frame from the true ones before it (teacher forcing).
 
         Args:
             batch: ``text`` (B, T_in) int64, ``text_lengths`` (B,) descending, ``mel``
@@ -505,72 +448,12 @@ class Tacotron2(nn.Module):
             mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, padding)
         return Output(mel, mel_postnet, gate, alignment)
 
-    def check_fast_path(self, batch: Any) -> list[str]:
-        """Check that the fast path computes what the modules do, on a batch of a few frames.
-
-        If decoder.triton fails, the decoder uses scan from then on. If outputs or gradients
-        still differ, someone changed a module, and the encoder or decoder in question uses its
-        modules. Nothing else changes.
-
-        Returns:
-            a note for each of the two that differs, or a single one on what the modules raise
-        """
-        before = self.training, self.training_dtype
-        self.train()
-        self.training_dtype = None
-        fast, notes = {part: part.implementation for part in (self.encoder, self.decoder)}, []
-        if fast[self.decoder] == "auto":
-            fast[self.decoder], reason = fastest_decoder(batch.mel.device, before[1])
-            notes += [f"{reason}; training uses decoder=scan"] if reason else []
-        for part in fast:
-            part.implementation = "reference"
-        modules = self._outcome(batch)
-        if isinstance(modules, str):
-            notes, fast = [*notes, f"the model's modules raise {modules}; training uses them"], {}
-        for part, implementation in fast.items():
-            part.implementation = implementation
-            problem = _difference(modules, self._outcome(batch))
-            if problem and implementation == "triton" and part is self.decoder:
-                notes.append(part.give_up_triton(problem))
-                problem = _difference(modules, self._outcome(batch))
-            if problem:
-                part.implementation = "reference"
-                notes.append(
-                    f"{type(part).__name__}: scan differs from its modules ({problem}); "
-                    "training uses the modules, which is slower"
-                )
-        training, self.training_dtype = before
-        self.train(training)
-        return notes
-
-    def _outcome(self, batch: Any) -> dict[str, Tensor] | str:
-        """Outputs and gradients of the small weights, always with the same dropout; or the error
-        raised."""
-        device = batch.mel.device
-        try:
-            devices = [device] if device.type == "cuda" else []
-            with torch.random.fork_rng(devices), kept_buffers(self):  # backward reads them too
-                torch.manual_seed(0)
-                output = self(batch)
-                outcome = {name: getattr(output, name) for name in ("mel", "gate", "alignment")}
-                total = sum((x * x.detach().cos()).sum() for x in outcome.values())
-                weights = {name: p for name, p in self.named_parameters() if p.numel() < 100_000}
-                gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as error:  # a changed module may raise anything
-            return _in_one_line(error)
-        for name, gradient in zip(weights, gradients, strict=True):
-            if gradient is not None:
-                outcome[f"gradient of {name}"] = gradient
-        return outcome
-
     @torch.inference_mode()
     def inference(self, text: Tensor, text_lengths: Tensor | None = None) -> InferenceOutput:
-        """Generate frames until every clip's gate opens, or up to ``max_decoder_steps``.
+        """Generates frames until every clip's gate opens, or up to ``max_decoder_steps``.
 
-        Apart from the prenet's dropout, a clip's result does not depend on the rest of the
-        batch. A warning and ``stopped`` tell which clips never stop.
+        Apart from the prenet's dropout, a clip's result does not depend on the rest of the batch:
+        since convolutions see beyond a clip's end, encoder and postnet run clip by clip.
 
         Args:
             text: (B, T_in) int64, on the model's device
@@ -583,86 +466,46 @@ class Tacotron2(nn.Module):
             raise ValueError("the model is in training mode; call model.eval() before inference")
         B, T_in = text.shape
         lengths = [T_in] * B if text_lengths is None else text_lengths.tolist()
-        # Convolutions see beyond a clip's end, so encoder and postnet run clip by clip.
+        embedded = self.embedding(text).transpose(1, 2)  # (B, D_symbols, T_in)
         memories = [
-            self.encoder(
-                self.embedding(text[i : i + 1, :n]).transpose(1, 2), torch.tensor([n])
-            ).squeeze(0)
+            self.encoder(embedded[i : i + 1, :, :n], torch.tensor([n]))[0]
             for i, n in enumerate(lengths)
         ]
         memory = pad_sequence(memories, batch_first=True)  # (B, T_in, D_encoder)
         padding = ~length_mask(torch.tensor(lengths, device=text.device), memory.size(1))
-        keys = self.decoder.attention_layer.memory_layer(memory)
-        state = self.decoder.initial_state(memory)
-        frame = memory.new_zeros(B, self.decoder.n_mels)
-        mel_lengths = torch.full((B,), self.max_decoder_steps, device=text.device)
-        stopped = torch.zeros(B, dtype=torch.bool, device=text.device)
-        frames, gates, alignment = [], [], []
-        for t in range(self.max_decoder_steps):
-            state = self.decoder.step(self.decoder.prenet(frame), state, memory, keys, padding)
-            frame, gate = self.decoder.project(state.decoder_hidden, state.context)
-            frames.append(frame)
-            gates.append(gate)
-            alignment.append(state.weights)
-            opens = ~stopped & (torch.sigmoid(gate) > self.gate_threshold)
-            mel_lengths[opens] = t + 1
-            stopped |= opens
-            if stopped.all():
-                break
-        if not stopped.all():
-            clips = ", ".join(str(i) for i in torch.nonzero(~stopped).flatten().tolist())
-            warnings.warn(
-                f"{int((~stopped).sum())} of {B} clips did not stop within max_decoder_steps="
-                f"{self.max_decoder_steps} frames: {clips} (counted from 0); is the "
-                "model trained, and are these texts no longer than its training texts?",
-                stacklevel=2,
-            )
-        mel = torch.stack(frames, 2)  # (B, n_mels, T_out)
-        residuals = [self.postnet(mel[i : i + 1, :, :n]) for i, n in enumerate(mel_lengths)]
-        mel_postnet = mel.clone()
-        for i, residual in enumerate(residuals):
-            mel_postnet[i, :, : residual.size(2)] += residual[0]
-        padding = ~length_mask(mel_lengths, mel.size(2))
-        mel, mel_postnet, gate = _mask(mel, mel_postnet, torch.stack(gates, 1), padding)
-        return InferenceOutput(
-            mel, mel_postnet, gate, torch.stack(alignment, 1), mel_lengths, stopped
+        mel, gate, alignment = self.decoder.generate(
+            memory, padding, self.gate_threshold, self.max_decoder_steps
         )
+        opens = torch.sigmoid(gate) > self.gate_threshold  # (B, T_out)
+        stopped = opens.any(1)
+        mel_lengths = torch.where(stopped, opens.int().argmax(1) + 1, mel.size(2))
+        mel_postnet = mel.clone()
+        for i, n in enumerate(mel_lengths.tolist()):
+            mel_postnet[i, :, :n] += self.postnet(mel[i : i + 1, :, :n])[0]
+        padding = ~length_mask(mel_lengths, mel.size(2))
+        mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, padding)
+        return InferenceOutput(mel, mel_postnet, gate, alignment, mel_lengths, stopped)
+
+
+def _convolution(in_dim: int, out_dim: int, kernel_size: int, gain: str) -> nn.Sequential:
+    """Makes a convolution with batch norm."""
+    return nn.Sequential(ConvNorm(in_dim, out_dim, kernel_size, gain=gain), nn.BatchNorm1d(out_dim))
 
 
 def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:
-    """Context in which convolutions run in ``dtype``; None: in their input's."""
+    """Makes convolutions within it run in ``dtype``; None: in their input's."""
     return torch.autocast(x.device.type, dtype, enabled=dtype is not None)
 
 
-def _in_one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def _difference(modules: dict[str, Tensor], fast: dict[str, Tensor] | str) -> str | None:
-    """The first difference that is not rounding, in words; None if there is none."""
-    if isinstance(fast, str):
-        return fast
-    if odd := modules.keys() ^ fast.keys():
-        return f"only one of them has the {min(odd)}"
-    gradients = [value.norm() for name, value in modules.items() if name.startswith("gradient")]
-    for name, value in modules.items():
-        # The gradient of a bias before batch norm is nothing but rounding.
-        least = 1e-3 * max(gradients) if name.startswith("gradient") else 0
-        expected, ours = value.nan_to_num(), fast[name].nan_to_num()
-        if not (ours - expected).norm() <= 1e-3 * max(expected.norm(), least):
-            return f"{name} differs by {(ours - expected).norm() / expected.norm():.1g} of its size"
-    return None
-
-
 def _drop(hidden: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """Dropout of ``hidden``; the mask is True for units to keep."""
+    """Drops units of ``hidden`` out; the mask is True for those to keep."""
     return hidden if mask is None else hidden * mask * (1 / (1 - p))
 
 
 def _mask(
     mel: Tensor, mel_postnet: Tensor, gate: Tensor, padding: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Set mels to 0 and gate logits to 1000 (stop) in padding (B, T_out)."""
+    """Sets mels to 0 and gate logits to 1000 (stop) in padding (B, T_out)."""
     return (
         mel.masked_fill(padding[:, None], 0),
         mel_postnet.masked_fill(padding[:, None], 0),

@@ -1,4 +1,4 @@
-"""Free-running speech, and measures of how good it is.
+"""Loads a trained model, speaks with it, and measures how good the speech is.
 
 Sources: mel-cepstral distortion as Battenberg et al. 2020 (arXiv:1910.10288) take it from mels,
 along dynamic time warping; attention errors as attention that is insufficient or dispersed
@@ -6,11 +6,11 @@ along dynamic time warping; attention errors as attention that is insufficient o
 limits are ours: docs/speech.md says how often they are wrong.
 """
 
+import dataclasses
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.fft
@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from cli import UserError
 from hparams import create_hparams, parse_overrides
 from model import Tacotron2
+from training.checkpoint import load_checkpoint, load_weights, saved_hparams
 
 N_CEPSTRA = 13  # cepstral coefficients of the distortion, without the 0th, which is loudness
 STOPS_EARLY = 0.75  # a shorter clip, as a share of the true length, has stopped early
@@ -37,28 +38,42 @@ class Spoken(NamedTuple):
     stopped: bool  # False if max_decoder_steps cut it off
 
 
-def load_model(path: Path, overrides: str = "", **changes: object) -> Tacotron2:
-    """A trained model on the GPU, or the CPU, with changed settings (``name=value,...``).
+def load_model(path: str | Path, overrides: str = "", **changes: Any) -> Tacotron2:
+    """Loads a trained model in evaluation mode, with its settings in ``.hparams``, on the GPU if
+    there is one:
+
+        model = load_model("runs/first/checkpoint_best.pt", gate_threshold=0.3)
+
+    Args:
+        path: a checkpoint of train.py, export.py, NVIDIA's code or torchaudio's. One without
+            settings, as theirs, has those of preset nvidia.
+        overrides: settings to change, ``"name=value,..."``, as for ``--hparams``
+        changes: the same as keyword arguments
 
     Raises:
-        UserError: as :meth:`Tacotron2.from_checkpoint`, or a setting cannot be changed so, or a
-            weight is not finite.
+        UserError: the file is no checkpoint, holds code, another model's weights or values that
+            are not finite; or a setting cannot be changed so.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    changes |= {"decoder": "auto", "precision": "fp32", **parse_overrides(overrides)}
-    model = Tacotron2.from_checkpoint(path, device, create_hparams(preset="nvidia"), **changes)
+    path = Path(path)
+    state = load_checkpoint(path)
+    hparams = saved_hparams(state, path) if "hparams" in state else create_hparams(preset="nvidia")
+    changes = {"decoder": "auto", **changes, **parse_overrides(overrides)}
+    if "hparams" in state and changes.get("symbols", hparams.symbols) != hparams.symbols:
+        raise UserError(f"setting symbols: {path} was trained with other ones; leave it out")
+    model = Tacotron2(dataclasses.replace(hparams, **changes))
+    load_weights(model, state, path)
     for name, weight in model.state_dict().items():
         if not weight.isfinite().all():
             raise UserError(
                 f"{path}: {name} has values that are not finite; use another checkpoint"
             )
-    return model
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
 def speak(
     model: Tacotron2, texts: Sequence[Sequence[int]], seed: int = 0, batch_size: int = 16
 ) -> Iterator[tuple[int, Spoken]]:
-    """Each text's index and speech, the longest texts first, in batches of similar lengths.
+    """Yields each text's index and speech, the longest texts first, in batches of similar lengths.
 
     The same texts, seed and batch size give the same speech: ``seed`` seeds the prenet's dropout.
     A training's random numbers are left as they are.
@@ -75,8 +90,7 @@ def speak(
         lengths = torch.tensor([len(text) for text in ids])
         text = pad_sequence(ids, batch_first=True).to(device)
         devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about texts that never stop: see ``stopped``
+        with torch.random.fork_rng(devices):
             torch.manual_seed(seed + start)
             model.eval()
             output = model.inference(text, lengths)
@@ -91,8 +105,8 @@ def speak(
 
 
 def mel_cepstral_distortion(mel: Tensor, target: Tensor) -> float:
-    """Distortion in dB between two log-mels (n_mels, T) of any two lengths: the mean distance of
-    their cepstra along the path of dynamic time warping. 0 for equal ones.
+    """Returns the distortion in dB between two log-mels (n_mels, T) of any two lengths: the mean
+    distance of their cepstra along the path of dynamic time warping. It is 0 for equal ones.
 
     It is the root of the mean square of the difference between two spectra in dB, smoothed by
     keeping ``N_CEPSTRA`` coefficients, so that pitch and loudness do not count.
@@ -119,7 +133,7 @@ class AttentionErrors(NamedTuple):
 
 
 def attention_errors(alignment: Tensor, text: str, hop_seconds: float) -> AttentionErrors:
-    """Errors that an alignment (T_out, T_in) shows.
+    """Finds the errors that an alignment (T_out, T_in) shows.
 
     - A word is skipped if it gets less than ``SKIPPED`` of the attention that its letters would
       get, were all letters of the text to get equally much.
@@ -151,6 +165,6 @@ def attention_errors(alignment: Tensor, text: str, hop_seconds: float) -> Attent
 
 
 def count_runs(flags: np.ndarray, least: float) -> int:
-    """How many runs of True have ``least`` values or more."""
+    """Counts the runs of True that have ``least`` values or more."""
     edges = np.flatnonzero(np.diff(np.pad(flags.astype(int), 1)))
     return int((edges[1::2] - edges[::2] >= least).sum())

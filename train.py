@@ -33,6 +33,7 @@ import data_utils
 from batching import batch_statistics
 from cli import UserError, make_folder, replacing
 from data_utils import Batch, Data, collate, load_ahead
+from decoder import check_fast_path
 from hparams import MAY_CHANGE, PRESETS, HParams, parse_overrides, settings_table
 from loss_function import Tacotron2Loss
 from model import Tacotron2
@@ -226,7 +227,7 @@ class Run:
         ]
         with full_precision():
             batch = collate(short * n_copies).to(self.device)
-            for note in self.model.check_fast_path(batch):
+            for note in check_fast_path(self.model, batch):
                 print(f"note: {note}")
             self.replica = distributed.replicated(
                 self.model, lambda model: self.loss_function(model(batch), batch).objective
@@ -426,7 +427,7 @@ class Run:
             if self.data.texts and (is_last or n_validations % hparams.speak_every == 0):
                 texts = self.data.texts if distributed.RANK == 0 else []
                 for i, spoken in speak(self.model, texts):
-                    self.logger.log_speech(i, spoken, step, hparams)
+                    self.logger.log_speech(i, spoken.mel, spoken.alignment, step, hparams)
 
     def epoch_scalars(self) -> dict[str, float]:
         """Returns the epoch's scalars: its losses, its padding, its times."""

@@ -46,12 +46,12 @@ from model import Decoder, Output, Tacotron2
 from scripts.lengths import LJSPEECH_LENGTHS, ljspeech_lengths, read_lengths
 from training.device import (
     choose_device,
+    free_memory,
     is_out_of_memory,
     peak_memory,
     synchronize,
     use_large_pages,
 )
-from training.memory import free_memory
 
 Shape = tuple[list[int], list[int]]  # characters and frames of each clip of a batch
 Step = tuple[float, float, float, float]  # see Trainer.step

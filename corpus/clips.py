@@ -1,14 +1,13 @@
-"""Clips: reading filelists, and every check of a text or a wav file, for preparation and training.
+"""Clips: filelists, and every check of a text or a sound file, for preparation and training.
 Each problem is one line: location, value, fix."""
 
-import dataclasses
 import os
 import re
 import stat
 import struct
-import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,13 +16,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import soundfile
 
-from cli import UserError, progress_bar
+from cli import UserError, make_folder, progress_bar, replacing
 from hparams import HParams, audio_settings, format_overrides
 from text import alphabet, clean_text, text_to_sequence, unknown_characters
 
-SHARED = 5  # lines; what is wrong with more of them is reported once
 CONVERT = "scripts/prepare_corpus.py --convert_to DIR"
 SILENCE = 1e-3  # peak, -60 dB of full scale: a clip that stays below it has no speech
+
+
+class Line(NamedTuple):
+    """A clip as a filelist or a corpus names it."""
+
+    location: str  # "filelist:line", for messages
+    path: str  # of the sound file
+    text: str
 
 
 class Stamp(NamedTuple):
@@ -36,18 +42,18 @@ class Stamp(NamedTuple):
 
 
 class Clip(NamedTuple):
-    """One line of a filelist."""
+    """A line whose text and sound file are good."""
 
-    path: str  # of the wav file
+    path: str
     text: str  # as in the filelist
     ids: list[int]  # of the cleaned text's symbols
     n_frames: int  # of its mel: n_samples // hop_length + 1
-    location: str  # "filelist:line", for messages
-    stamp: Stamp  # of the wav file, when it was checked
+    location: str
+    stamp: Stamp  # of the sound file, when it was checked
 
 
 class Problem(NamedTuple):
-    """What is wrong with a line of a filelist; ``str()`` makes it a line of a report."""
+    """What is wrong with a line; ``str()`` makes it a line of a report."""
 
     location: str
     message: str
@@ -56,32 +62,38 @@ class Problem(NamedTuple):
         return f"{self.location}: {self.message}"
 
     def line(self) -> tuple[str, int]:
+        """Sorts problems by file and line."""
         filelist, _, number = self.location.rpartition(":")
         return filelist, int(number)
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:
-    """Raise one :class:`UserError` that lists the problems, one per line, if there are any. What is
-    the same in more than ``SHARED`` lines, but for the file's name, is listed once."""
-    kinds = [_without_file(problem) for problem in problems]
-    counts, lines, listed = Counter(kinds), [], set()
-    for problem, kind in zip(problems, kinds, strict=True):
-        if counts[kind] <= SHARED:
-            lines.append(str(problem))
-        elif kind not in listed:
-            listed.add(kind)
-            lines.append(f"{problem} (as in {counts[kind] - 1:,} more lines)")
+    """Raises one :class:`UserError` that lists the problems, one per line, if there are any. A
+    problem that more than five sound files have is listed once."""
+    alike = defaultdict(list)
+    for problem in problems:
+        message = problem if isinstance(problem, str) else problem.message
+        alike[re.sub(r"^.*?\.\w+: ", "", message)].append(problem)
+    lines = []
+    for first, *others in alike.values():
+        if len(others) < 5:
+            lines += map(str, [first, *others])
+        else:
+            lines.append(f"{first} (as in {len(others):,} more lines)")
     if len(lines) > 20:
         lines.append(f"{len(problems):,} problems")
     if lines:
         raise UserError("\n".join(lines))
 
 
-def _without_file(problem: Problem | str) -> str:
-    """A problem's message without the name of the file that it starts with, if it does."""
-    if isinstance(problem, str):
-        return problem
-    return problem.message.partition(": ")[2] or problem.message
+def in_threads(function: Callable, items: Sequence, name: str) -> list:
+    """``[function(item) for item in items]``, by a thread for each core. soundfile, numpy and
+    torch release the interpreter, so threads compute at once."""
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        return list(progress_bar(pool.map(function, items), name, len(items), unit="clip"))
+    finally:  # after an error or Ctrl-C, items that have not begun are left
+        pool.shutdown(cancel_futures=True)
 
 
 # Filelists
@@ -101,35 +113,25 @@ def read_clips(
     """The good clips of ``filelists`` (paths joined by ``+``), and the problems of other lines.
 
     A line is ``path|text`` or ``path|text|speaker``; the third field is not used. Relative paths
-    start from the list's :func:`data_folders`. ``locations`` is as in :func:`check_lines`.
+    start from the list's :func:`data_folders`. ``locations`` is as in :func:`check_clips`.
 
     Raises:
         UserError: a setting is wrong, or a filelist cannot be read or is empty.
     """
     folders = data_folders(filelists, hparams)
-    try:
-        text_to_sequence("", hparams.text_cleaners)
-    except ValueError as error:
-        raise UserError(f"setting text_cleaners: {error}") from None
-    lists = []
-    for name in filelists.split("+"):
-        numbered = numbered_lines(name.strip())
-        thirds = [(where, line.split("|")[2]) for where, line in numbered if line.count("|") == 2]
-        if thirds:
-            print(
-                f"note: {thirds[0][0]}: the third field, {thirds[0][1].strip()!r}, is not used "
-                f"(as in {len(thirds):,} of {len(numbered):,} lines)"
-            )
-        lists.append(numbered)
-    if not any(lists):
+    lines, problems = [], []
+    for name, folder in zip(filelists.split("+"), folders, strict=True):
+        for location, line in read_lines(name.strip()):
+            path, *texts = map(str.strip, line.split("|"))
+            if path and len(texts) in (1, 2) and "\0" not in line:
+                lines.append(Line(location, os.path.join(folder, path), texts[0]))
+            else:
+                fix = "write a path, one |, and the text"
+                problems.append(Problem(location, f"{line.strip()!r} is not path|text; {fix}"))
+    if not lines and not problems:
         raise UserError(f"{filelists}: has no clips; write lines of path|text")
-    clips, problems = [], []
-    for folder, lines in zip(folders, lists, strict=True):
-        own = dataclasses.replace(hparams, data_dir=folder)
-        some, wrong = check_lines(lines, _split_line, own, locations)
-        clips += some
-        problems += wrong
-    return clips, problems
+    clips, of_clips = check_clips(lines, hparams, locations, check_wav)
+    return clips, sorted(problems + of_clips, key=Problem.line)
 
 
 def data_folders(filelists: str, hparams: HParams) -> list[str]:
@@ -139,99 +141,96 @@ def data_folders(filelists: str, hparams: HParams) -> list[str]:
     Raises:
         UserError: there is no such folder, or their number fits neither.
     """
-    setting, names = f"setting data_dir={hparams.data_dir}", filelists.split("+")
+    setting, n_lists = f"setting data_dir={hparams.data_dir}", len(filelists.split("+"))
     folders = [name.strip() for name in hparams.data_dir.split("+")]
     if os.path.isdir(hparams.data_dir):  # even if its name has a +
         folders = [hparams.data_dir]
-    if missing := [folder for folder in folders if not os.path.isdir(folder or ".")]:
-        named = f" {missing[0]}" if len(folders) > 1 else ""
-        fix = "use the corpus's folder (scripts/prepare_ljspeech.py downloads LJSpeech)"
-        raise UserError(f"{setting}: no such folder{named}; {fix}")
-    if len(folders) not in (1, len(names)):
+    for folder in folders:
+        if not os.path.isdir(folder or "."):
+            fix = "use the corpus's folder (scripts/prepare_ljspeech.py downloads LJSpeech)"
+            raise UserError(f"{setting}: no such folder{f' {folder}' * (len(folders) > 1)}; {fix}")
+    if len(folders) not in (1, n_lists):
         fix = "give one for all, or as many as training_files and validation_files each have lists"
         raise UserError(f"{setting}: {len(folders)} folders; {fix}")
-    return folders * (len(names) // len(folders))
+    return folders * (n_lists // len(folders))
 
 
-def _split_line(line: str) -> tuple[str, str]:
-    path, *texts = map(str.strip, line.split("|"))
-    if not path or len(texts) not in (1, 2) or "\0" in line:
-        raise UserError(f"{line.strip()!r} is not path|text; write a path, one |, and the text")
-    return path, texts[0]
-
-
-def read_lines(filelist: str) -> list[str]:
-    """All lines of a filelist, empty ones included; bytes that are not UTF-8 become surrogates.
-    Raises :class:`UserError` if it cannot be read."""
+def read_lines(file: str | Path) -> list[tuple[str, str]]:
+    """Pairs of (location, line) of a text file's lines but the empty ones; bytes that are not
+    UTF-8 become surrogates. Raises :class:`UserError` if it cannot be read."""
     try:
-        content = Path(filelist).read_bytes().removeprefix(b"\xef\xbb\xbf")
+        content = Path(file).read_bytes().removeprefix(b"\xef\xbb\xbf")
     except (OSError, ValueError) as error:
-        reason = f"{getattr(error, 'strerror', error)}; scripts/prepare_corpus.py and "
-        reason += "scripts/prepare_ljspeech.py write them"
-        raise UserError(f"filelist '{filelist}': {reason}") from None
-    return content.decode("utf-8", "surrogateescape").split("\n")
+        reason = getattr(error, "strerror", error)
+        fix = "scripts/prepare_corpus.py and scripts/prepare_ljspeech.py write them"
+        raise UserError(f"filelist '{file}': {reason}; {fix}") from None
+    lines = enumerate(content.decode("utf-8", "surrogateescape").split("\n"), start=1)
+    return [(f"{file}:{number}", line) for number, line in lines if line.strip()]
 
 
-def numbered_lines(filelist: str) -> list[tuple[str, str]]:
-    """Pairs of (location, line) of all lines of a filelist but the empty ones."""
-    lines = enumerate(read_lines(filelist), start=1)
-    return [(f"{filelist}:{number}", line) for number, line in lines if line.strip()]
+def write_lines(file: Path, lines: Sequence[str]) -> None:
+    """Writes a filelist, whole or not at all. Raises :class:`UserError` if it exists with other
+    lines."""
+    if not file.exists():
+        make_folder(file.parent)
+        with replacing(file) as stream:
+            stream.write("".join(f"{line}\n" for line in lines).encode())
+    elif (existing := [line for _, line in read_lines(file)]) != list(lines):
+        counts = (
+            f"already has {len(existing):,} lines, which are not the {len(lines):,} of this run"
+        )
+        raise UserError(f"{file}: {counts}; rename it or delete it")
 
 
-def check_lines(
-    lines: Sequence[tuple[str, str]],
-    split: Callable[[str], tuple[str, str]],
+# Clips
+
+
+def check_clips(
+    lines: Iterable[Line],
     hparams: HParams,
-    locations: dict[Any, str] | None = None,
-    check_audio: Callable[[str, HParams], tuple[int, Stamp]] | None = None,
+    locations: dict[Any, str],
+    check_audio: Callable[[str, HParams], tuple[int, Stamp]],
 ) -> tuple[list[Clip], list[Problem]]:
-    """The clips of ``lines``, and the problems of the lines that give none.
+    """The clips of ``lines``, and the problems of the lines that give none. Samples are not read.
 
     Args:
-        lines: pairs of (location, line).
-        split: path and text of a line; the path is relative to ``hparams.data_dir``. Raises
-            UserError.
-        locations: of each wav file so far, which no other line may name; those of ``lines`` are
+        locations: of each sound file so far, which no other line may name; those of ``lines`` are
             added.
-        check_audio: instead of :func:`check_wav`.
+        check_audio: number of samples and stamp of a sound file, as :func:`check_wav`.
     """
-    clips, problems, locations = [], [], {} if locations is None else locations
-    for location, line in progress_bar(lines, "checking lines", unit="clip", leave=False):
+    clips, problems = [], []
+    for line in progress_bar(lines, "checking lines", unit="clip", leave=False):
         try:
-            if wrong := re.search("[\udc80-\udcff]", line):
-                raise UserError(f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8; save as UTF-8")
-            clip = _check_clip(*split(line), location, hparams, check_audio or check_wav)
-            wav = clip.stamp.device, clip.stamp.inode
-            if wav in locations:
-                raise UserError(f"{clip.path} is on {locations[wav]} too; keep one")
-            locations[wav] = location
+            clip = _check_clip(line, hparams, check_audio)
+            first = locations.setdefault((clip.stamp.device, clip.stamp.inode), line.location)
+            if first != line.location:
+                raise UserError(f"{clip.path} is on {first} too; keep one")
             clips.append(clip)
         except UserError as error:
-            problems.append(Problem(location, str(error)))
+            problems.append(Problem(line.location, str(error)))
     return clips, problems
 
 
-def _check_clip(
-    path: str, text: str, location: str, hparams: HParams, check_audio: Callable
-) -> Clip:
-    path = os.path.normpath(os.path.join(hparams.data_dir, path))
-    problems = []
+def _check_clip(line: Line, hparams: HParams, check_audio: Callable) -> Clip:
+    if wrong := re.search("[\udc80-\udcff]", line.path + line.text):
+        raise UserError(f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8; save as UTF-8")
+    path, problems = os.path.normpath(line.path), []
     try:
         n_samples, stamp = check_audio(path, hparams)
     except UserError as error:
         problems.append(str(error))
     try:
-        ids = check_text(text, hparams)
+        ids = check_text(line.text, hparams)
         if len(ids) < 2:  # batch norm needs two values for a variance
-            raise UserError(f"text '{text}' is one symbol; training needs two or more")
-        if len(ids) > (most := hparams.max_text_length):
+            raise UserError(f"text '{line.text}' is one symbol; training needs two or more")
+        if len(ids) > (longest := hparams.max_text_length):
             fix = "split the clip, remove its line, or raise the setting"
-            raise UserError(f"text of {len(ids)} symbols, above max_text_length={most}; {fix}")
+            raise UserError(f"text of {len(ids)} symbols, above max_text_length={longest}; {fix}")
     except UserError as error:
         problems.append(str(error))
     if problems:
         raise UserError("; and: ".join(problems))
-    return Clip(path, text, ids, n_samples // hparams.hop_length + 1, location, stamp)
+    return Clip(path, line.text, ids, n_samples // hparams.hop_length + 1, line.location, stamp)
 
 
 # Texts
@@ -251,60 +250,38 @@ def check_text(text: str, hparams: HParams) -> list[int]:
 
 
 def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams) -> None:
-    """Print each character that has no symbol, or all digits that have none, and the first letter
-    that the cleaners write in ASCII, with the first location and the number of texts.
+    """Prints each character that has no symbol, and the first letter that the cleaners write in
+    ASCII, with the first location and the number of texts.
 
     Args:
         texts: pairs of (location, text).
     """
-    uses, cleaners = defaultdict(list), ", ".join(hparams.text_cleaners)
+    uses, in_ascii = defaultdict(list), []
+    for location, text in texts:
+        for character in unknown_characters(text, hparams.text_cleaners, hparams.symbols):
+            uses[character].append(location)
+        for letter in filter(str.isalpha, "" if text.isascii() else text):
+            written = clean_text(letter, hparams.text_cleaners, hparams.symbols)
+            if written and written.isascii() and not letter.isascii():
+                in_ascii.append((location, letter, written))
+                break
     listed = "the setting symbols" if hparams.symbols else "text/symbols.py"
     fix = f"change the text, or, before training, add it to {listed}"
-    for location, text in texts:
-        unknown = unknown_characters(text, hparams.text_cleaners, hparams.symbols)
-        digits = "".join(sorted(filter(str.isdecimal, unknown)))
-        for character in unknown - set(digits):
-            named = f"{character!r} (U+{ord(character):04X}) has no symbol and is left out"
-            uses[character].append((location, named, fix))
-        if digits:
-            named = f"digits {digits!r} have no symbol and are left out"
-            uses["digits"].append((location, named, "spell numbers out"))
-        if letter := _in_ascii(text, hparams):
-            other = "for a language other than English use text_cleaners=basic_cleaners, and spell"
-            uses["ascii"].append((location, f"{cleaners} write {letter}", f"{other} numbers out"))
-    for _, [(location, problem, advice), *others] in sorted(uses.items()):
-        total = f" (in {len(others) + 1:,} texts)" if others else ""
-        print(f"note: {location}: {problem}{total}; {advice}")
+    for character, (location, *others) in sorted(uses.items()):
+        advice = "spell numbers out" if character.isdecimal() else fix
+        named = f"{character!r} (U+{ord(character):04X}) has no symbol and is left out"
+        print(f"note: {location}: {named} (in {1 + len(others):,} texts); {advice}")
+    for location, letter, written in in_ascii[:1]:
+        read = f"{letter!r} is read as {written!r} (in {len(in_ascii):,} texts, other letters too)"
+        fix = "in a language other than English, use text_cleaners=basic_cleaners"
+        print(f"note: {location}: {read}; {fix}")
 
 
-def _in_ascii(text: str, hparams: HParams) -> str:
-    """The first letter of ``text`` that the cleaners write in ASCII, and how; "" if none."""
-    for letter in "" if text.isascii() else unicodedata.normalize("NFC", text):
-        if letter.isalpha() and not letter.isascii():
-            written = clean_text(letter, hparams.text_cleaners, hparams.symbols)
-            if written and written.isascii():
-                return f"{letter!r} as {written!r}"
-    return ""
-
-
-def report_unused_symbols(clips: Sequence[Clip], hparams: HParams) -> None:
-    """Print the characters of the setting ``symbols`` that are in none of ``clips``."""
-    used = {i for clip in clips for i in clip.ids}
-    unused = [c for i, c in enumerate(hparams.symbols, start=1) if i not in used]
-    if unused and clips:
-        more = f" and {len(unused) - 10:,} more" if len(unused) > 10 else ""
-        print(
-            f"note: setting symbols: {' '.join(map(repr, unused[:10]))}{more}: in no training text "
-            f"after {', '.join(hparams.text_cleaners)}, so this run does not train "
-            f"{'them' if len(unused) > 1 else 'it'}"
-        )
-
-
-# Wav files
+# Sound files
 
 
 def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
-    """Number of samples of a wav file, from its header, and its stamp.
+    """Number of samples of a wav or flac, from its header, and its stamp.
 
     Raises:
         UserError: the file is missing, unreadable or cut off, of another sampling rate, not mono,
@@ -312,7 +289,7 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
     """
     header, stamp = check_header(path)
     # Reflection at both ends needs more than half an FFT.
-    least = max(hparams.win_length, hparams.filter_length // 2 + 1)
+    shortest = max(hparams.win_length, hparams.filter_length // 2 + 1)
     if header.samplerate != hparams.sampling_rate:
         changes = audio_settings(header.samplerate).items()
         settings = format_overrides({k: v for k, v in changes if v != getattr(hparams, k)})
@@ -322,8 +299,8 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
         problem = f"{header.channels} channels; mix it down to mono ({CONVERT})"
     elif header.format not in ("WAV", "WAVEX", "FLAC"):  # in others a cut may go unnoticed
         problem = f"is {header.format}; convert it to wav or flac ({CONVERT})"
-    elif header.frames < least:
-        fix = f"remove the line, or use a clip of {least} samples or more"
+    elif header.frames < shortest:
+        fix = f"remove the line, or use a clip of {shortest} samples or more"
         problem = f"{header.frames} samples, too short for a mel; {fix}"
     else:
         return header.frames, stamp
@@ -360,7 +337,7 @@ def _data_bytes(path: str) -> tuple[int, int]:
     return 0, 0  # not a wav
 
 
-def get_stamp(path: str | Path) -> Stamp:
+def get_stamp(path: str) -> Stamp:
     """A file's stamp; OSError if there is no such file."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
@@ -401,17 +378,14 @@ def read_samples(clip: Clip, hparams: HParams) -> np.ndarray:
 
 
 def check_samples(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
-    """Read all samples of ``clips`` and return their problems."""
-    from loaders import run_parallel  # imports torch, which takes seconds
-
-    messages = run_parallel(partial(_check_samples, hparams=hparams), clips, "checking clips")
-    pairs = zip(clips, messages, strict=True)
-    return [Problem(clip.location, message) for clip, message in pairs if message]
+    """Reads all samples of ``clips`` and returns their problems."""
+    problems = in_threads(partial(_check_samples, hparams=hparams), clips, "checking clips")
+    return [problem for problem in problems if problem]
 
 
-def _check_samples(clip: Clip, hparams: HParams) -> str:
+def _check_samples(clip: Clip, hparams: HParams) -> Problem | None:
     try:
         read_samples(clip, hparams)
     except UserError as error:
-        return str(error)
-    return ""
+        return Problem(clip.location, str(error))
+    return None

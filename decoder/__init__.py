@@ -1,0 +1,152 @@
+"""The teacher-forced decoder: which implementation training uses, checked before it starts.
+
+    triton      fused kernels, for NVIDIA GPUs
+    scan        the same recurrences in PyTorch, for any device
+    reference   the model's own modules, frame by frame: slow
+
+scan and triton compute what the modules of model.py do, from their weights. Someone who changes a
+module need not know them: :func:`check_fast_path` notices, and training calls the modules.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decoder import scan
+from layers import preserved_buffers
+
+SMALL = 100_000  # elements of the weights whose gradients are compared
+
+
+def recurrences(implementation: str) -> ModuleType:
+    """Returns the module with ``lstm`` and ``attend``: decoder.triton, or scan for other names."""
+    if implementation != "triton":
+        return scan
+    from decoder import triton  # here: it needs Triton, which only some machines have
+
+    return triton
+
+
+def fastest_decoder(device: torch.device, dtype: torch.dtype | None) -> tuple[str, str]:
+    """Chooses the implementation for training on ``device`` in ``dtype`` (None: fp32).
+
+    Returns:
+        its name, and why it is not triton; "" on a CPU
+    """
+    if device.type != "cuda":
+        return "scan", ""
+    try:
+        recurrences("triton")
+    except Exception as error:  # missing, or not made for this PyTorch
+        return "scan", f"Triton cannot be used ({_in_one_line(error)})"
+    required = (8, 0) if dtype is torch.bfloat16 else (7, 5)
+    if torch.cuda.get_device_capability(device) < required:
+        version = "{}.{}".format(*required)
+        return "scan", f"decoder=triton needs a GPU of compute capability {version} or more"
+    return "triton", ""
+
+
+def fall_back_to_scan(decoder: nn.Module, problem: str | Exception) -> str:
+    """Makes ``decoder`` use scan from now on; returns a note that says so."""
+    decoder.implementation = "scan"
+    problem = problem if isinstance(problem, str) else _in_one_line(problem)
+    return f"decoder=triton fails ({problem}); training uses decoder=scan"
+
+
+def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
+    """Checks that the fast path computes what the modules do, on a batch of a few frames.
+
+    If triton fails, the decoder uses scan from then on. If outputs or gradients still differ,
+    someone has changed a module, and the encoder or the decoder uses its modules. Nothing else of
+    the model changes.
+
+    Returns:
+        a note for each of the two that differs, or a single one on what the modules raise
+    """
+    notes = []
+    chosen = {model.encoder: model.encoder.implementation}
+    chosen[model.decoder] = model.decoder.implementation
+    if chosen[model.decoder] == "auto":
+        decoder, reason = fastest_decoder(batch.mel.device, model.training_dtype)
+        chosen[model.decoder] = decoder
+        notes += [f"{reason}; training uses decoder=scan"] if reason else []
+    for part in chosen:
+        part.implementation = "reference"
+    expected = _results(model, batch)
+    if isinstance(expected, str):
+        return [*notes, f"the model's modules raise {expected}; training uses them"]
+    for part, implementation in chosen.items():
+        part.implementation = implementation
+        problem = _difference(expected, _results(model, batch))
+        if problem and implementation == "triton" and part is model.decoder:
+            notes.append(fall_back_to_scan(part, problem))
+            problem = _difference(expected, _results(model, batch))
+        if problem:
+            part.implementation = "reference"
+            notes.append(
+                f"{type(part).__name__}: scan differs from its modules ({problem}); "
+                "training uses the modules, which is slower"
+            )
+    return notes
+
+
+def _results(model: nn.Module, batch: Any) -> dict[str, Tensor] | str:
+    """Returns outputs and gradients of the small weights, always with the same dropout; or the
+    error that the model raises, in words."""
+    device = batch.mel.device
+    devices = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices), preserved_buffers(model), _training_in_fp32(model):
+            torch.manual_seed(0)
+            output = model(batch)
+            results = {name: getattr(output, name) for name in ("mel", "gate", "alignment")}
+            total = sum((x * x.detach().cos()).sum() for x in results.values())
+            weights = {name: p for name, p in model.named_parameters() if p.numel() < SMALL}
+            # Within preserved_buffers: backward reads the buffers too.
+            gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:  # a changed module may raise anything
+        return _in_one_line(error)
+    for name, gradient in zip(weights, gradients, strict=True):
+        if gradient is not None:
+            results[f"gradient of {name}"] = gradient
+    return results
+
+
+@contextmanager
+def _training_in_fp32(model: nn.Module) -> Iterator[None]:
+    """Puts the model in training mode and fp32, where more than rounding errors stand out."""
+    before = model.training, model.training_dtype
+    model.train()
+    model.training_dtype = None
+    try:
+        yield
+    finally:
+        training, model.training_dtype = before
+        model.train(training)
+
+
+def _difference(expected: dict[str, Tensor], results: dict[str, Tensor] | str) -> str | None:
+    """Returns the first difference that is not rounding, in words; None if there is none."""
+    if isinstance(results, str):
+        return results
+    if unmatched := expected.keys() ^ results.keys():
+        return f"only one of them has the {min(unmatched)}"
+    gradients = [value.norm() for name, value in expected.items() if name.startswith("gradient")]
+    for name, value in expected.items():
+        # The gradient of a bias before batch norm is nothing but rounding.
+        least = 1e-3 * max(gradients) if name.startswith("gradient") else 0
+        value = value.nan_to_num()
+        error = (results[name].nan_to_num() - value).norm()
+        if not error <= 1e-3 * max(value.norm(), least):
+            return f"{name} differs by {error / value.norm():.1g} of its size"
+    return None
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

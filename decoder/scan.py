@@ -35,12 +35,60 @@ FEW_ROWS = 256  # up to this many, a plain product on a CPU is faster transposed
 
 
 class Loops(NamedTuple):
-    """What makes the ``run`` of each loop, from the tensors that all its steps use."""
+    """Makes the ``run`` of each loop, from the tensors that all its steps read."""
 
     lstm_forward: Callable[..., Callable[..., None]]
     lstm_backward: Callable[..., Callable[..., None]]
     attend_forward: Callable[..., Callable[..., None]]
     attend_backward: Callable[..., Callable[..., None]]
+
+
+class Constants(NamedTuple):
+    """What all steps of ``attend`` read."""
+
+    memory: Tensor  # (B, T_in, E)
+    keys: Tensor  # (B, T_in, A)
+    padding: Tensor  # (B, T_in) booleans
+    recurrent: Tensor  # (4H, H + E)
+    query: Tensor  # (A, H)
+    location: Tensor  # (A, 2, W)
+    v: Tensor  # (A,)
+
+
+class Saved(NamedTuple):
+    """What the forward of ``attend`` saves of n steps for backward, beside the gates."""
+
+    cell: Tensor  # (n + 1, B, H), the first row from before the first step
+    features: Tensor  # (n, B, H + E), hidden states and contexts after each step
+    past: Tensor  # (n + 1, B, 2, T_in + W - 1), weights and their sums before and after each step
+    mask: Tensor | None  # (n, B, H)
+
+
+class Gradients(NamedTuple):
+    """What the backward of ``attend`` writes, and the gradients of its outputs in n steps."""
+
+    gates: Tensor  # (n, B, 4H), at first the activated gates
+    query: Tensor  # (n, B, A), of the query's projection
+    next_gates: Tensor  # (B, 4H), of the step after these, and then of the first of these
+    cell: Tensor  # (B, H), from the steps after these, and then from these too
+    past: Tensor  # (B, 2, T_in), of the last weights and of their sum, in the same way
+    memory: Tensor  # this and the following: sums over all steps so far
+    keys: Tensor
+    location: Tensor
+    v: Tensor
+    features: Tensor | None  # (n, B, H + E), read; None: there is none
+    contexts: Tensor | None  # (n, B, E), read
+    weights: Tensor | None  # (n, B, T_in), read
+
+
+class Recomputed(NamedTuple):
+    """Attention of n steps that backward computes again, and its gradients on the way."""
+
+    weights: Tensor  # (n, B, T_in)
+    slopes: Tensor  # (n, B, T_in, A), of the scores by the energies
+    spread: Tensor  # (n, B, T_in, 2W), of the scores by the windows
+    d_features: Tensor  # (n, B, H + E), from the outputs; the steps add the rest
+    d_scores: Tensor  # (n, B, T_in), written
 
 
 def lstm(
@@ -53,7 +101,7 @@ def lstm(
     dtype: torch.dtype | None = None,
     loops: Loops | None = None,
 ) -> Tensor:
-    """An LSTM from a zero state, which carries on its dropped-out output.
+    """Runs an LSTM from a zero state, which carries on its dropped-out output.
 
     Args:
         x: (T, B, D)
@@ -86,7 +134,7 @@ def attend(
     dtype: torch.dtype | None = None,
     loops: Loops | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """An LSTM that reads the last context, and attention with its output as the query.
+    """Runs an LSTM that reads the last context, and attention with its output as the query.
 
     Args:
         x: (T, B, D), the LSTM's inputs without the context
@@ -213,8 +261,8 @@ class _Attend(torch.autograd.Function):
         features[0] = 0
         # Attention weights and their sums so far, with a margin for the filters on both sides.
         past = x.new_zeros(T + 1, B, 2, T_in + 2 * margin)
-        constants = (memory, keys, padding, recurrent, query, location, v)
-        run = loops.attend_forward(*constants, scale)
+        constants = Constants(memory, keys, padding, recurrent, query, location, v)
+        run = loops.attend_forward(constants, scale)
         for start, gates, cell in _segments(x, weight_ih, bias, H, save):
             for i in range(0, len(gates), STEPS):
                 t = start + i
@@ -240,34 +288,31 @@ class _Attend(torch.autograd.Function):
         d_weights: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         x, weight_ih, *constants, mask, gates, cell, features, past = ctx.saved_tensors
-        memory, keys, _, recurrent, query, location, v = constants
-        (T, B, _), (A, H), (scale, loops) = x.shape, query.shape, ctx.options
+        constants, (scale, loops) = Constants(*constants), ctx.options
+        T, B, A, H = *x.shape[:2], *constants.query.shape
         d_gates = gates.clone() if _is_kept() else gates
         d_query = x.new_empty(T, B, A)
-        # Gradients of the next step's gates, of the cell, and of the last weights and their sum.
-        d_next, d_cell = torch.zeros_like(gates[0]), torch.zeros_like(cell[0])
-        d_past = x.new_zeros(B, 2, memory.size(1))
+        d_past = x.new_zeros(B, 2, constants.memory.size(1))
+        carried = torch.zeros_like(gates[0]), torch.zeros_like(cell[0]), d_past
         sums = d_memory, d_keys, d_location, d_v = [
-            torch.zeros_like(tensor) for tensor in (memory, keys, location, v)
+            torch.zeros_like(tensor)
+            for tensor in (constants.memory, constants.keys, constants.location, constants.v)
         ]
-        run = loops.attend_backward(*constants, scale)
+        run = loops.attend_backward(constants, scale)
         for t in reversed(range(0, T, STEPS)):
+            outputs = (_slice(d, t) for d in (d_features, d_contexts, d_weights))
             run(
-                d_gates[t : t + STEPS],
-                d_query[t : t + STEPS],
-                d_next,
-                d_cell,
-                d_past,
-                *sums,
-                cell[t : t + STEPS + 1],
-                features[t + 1 : t + STEPS + 1],
-                past[t : t + STEPS + 1],
-                _slice(mask, t),
-                _slice(d_features, t),
-                _slice(d_contexts, t),
-                _slice(d_weights, t),
+                Gradients(
+                    d_gates[t : t + STEPS], d_query[t : t + STEPS], *carried, *sums, *outputs
+                ),
+                Saved(
+                    cell[t : t + STEPS + 1],
+                    features[t + 1 : t + STEPS + 1],
+                    past[t : t + STEPS + 1],
+                    _slice(mask, t),
+                ),
             )
-        d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(recurrent.dtype)
+        d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(constants.recurrent.dtype)
         d_x, d_weight_ih = _input_gradients(ctx, d_gates, x, weight_ih)
         d_recurrent = _weight_gradient(d_gates, features[:-1])
         d_weight_query = _weight_gradient(d_query, features[1:, :, :H])
@@ -275,16 +320,8 @@ class _Attend(torch.autograd.Function):
         return *gradients, d_location, d_v, *[None] * 6
 
 
-def _attend_forward(
-    memory: Tensor,
-    keys: Tensor,
-    padding: Tensor,
-    recurrent: Tensor,
-    query: Tensor,
-    location: Tensor,
-    v: Tensor,
-    scale: float,
-) -> Callable[..., None]:
+def _attend_forward(constants: Constants, scale: float) -> Callable[..., None]:
+    memory, keys, padding, recurrent, query, location, v = constants
     (B, T_in, E), H, margin = memory.shape, query.size(1), location.size(2) // 2
     recur, project = multiplier(recurrent, B), multiplier(query, B)
     add_location, flat_keys = adder(location.flatten(1), B * T_in), keys.flatten(0, 1)
@@ -312,66 +349,40 @@ def _attend_forward(
 
 
 def attend_backward(
-    memory: Tensor,
-    keys: Tensor,
-    padding: Tensor,
-    recurrent: Tensor,
-    query: Tensor,
-    location: Tensor,
-    v: Tensor,
-    scale: float,
-    make_steps: Callable[..., Callable[..., None]] | None = None,
+    constants: Constants, scale: float, make_steps: Callable[..., Callable[..., None]] | None = None
 ) -> Callable[..., None]:
-    """``make_steps`` makes what :func:`_attend_backward_steps`, the default, makes."""
+    """Makes the ``run`` of backward; ``make_steps`` makes what :func:`_attend_backward_steps`, the
+    default, makes."""
+    memory, keys, _, recurrent, query, location, v = constants
     (B, T_in, _), (A, H), margin = memory.shape, query.shape, location.size(2) // 2
     filters = location.flatten(1)  # (A, 2W)
     locate = multiplier(filters, STEPS * B * T_in)
     unlocate = multiplier(filters.t(), STEPS * B * T_in)
     steps = (make_steps or _attend_backward_steps)(memory, recurrent, query, margin)
 
-    def run(
-        d_gates: Tensor,
-        d_query: Tensor,
-        d_next: Tensor,
-        d_cell: Tensor,
-        d_past: Tensor,
-        d_memory: Tensor,
-        d_keys: Tensor,
-        d_location: Tensor,
-        d_v: Tensor,
-        cell: Tensor,
-        features: Tensor,
-        past: Tensor,
-        mask: Tensor | None,
-        d_features: Tensor | None,
-        d_contexts: Tensor | None,
-        d_weights: Tensor | None,
-    ) -> None:
-        """Turns activated gates (n, B, 4H) into their gradients and writes ``d_query``
-        (n, B, A). Carries ``d_next`` (B, 4H), ``d_cell`` (B, H) and ``d_past`` (B, 2, T_in) on
-        to earlier steps. Adds to the gradients of memory, keys, location and v."""
-        n = len(d_gates)
+    def run(gradients: Gradients, saved: Saved) -> None:
+        """Adds n steps to ``gradients``."""
         # The energies, tanh(...) @ v, again; and their derivatives, without the softmax.
-        windows = _windows(past[:n], T_in)  # (n * B * T_in, 2W)
+        n, features = len(saved.features), saved.features
+        windows = _windows(saved.past[:n], T_in)  # (n * B * T_in, 2W)
         tanh = locate(windows).view(n, B, T_in, A).add_(keys)
         _tanh_(tanh.add_(F.linear(features[..., :H], query)[:, :, None]))
         slopes = torch.addcmul(v, tanh * v, tanh, value=-1)  # (n, B, T_in, A)
-        spread = unlocate(slopes)  # (n, B, T_in, 2W)
-        weights = past[1:, :, 0, margin : margin + T_in]  # (n, B, T_in)
+        weights = saved.past[1:, :, 0, margin : margin + T_in]  # (n, B, T_in)
+        # Gradients of hidden states and contexts, from everything that used them.
+        d_features = gradients.features
+        d_features = torch.zeros_like(features) if d_features is None else d_features.clone()
+        if gradients.contexts is not None:
+            d_features[..., H:] += gradients.contexts
         d_scores = weights.new_empty(weights.shape)
-        # Gradients of hidden state and context, from everything that used them.
-        d_all = torch.zeros_like(features) if d_features is None else d_features.clone()
-        if d_contexts is not None:
-            d_all[..., H:] += d_contexts
-        steps(
-            d_gates, d_query, d_next, d_cell, d_past, d_all, d_scores, d_weights,
-            weights, slopes, spread, cell, mask, scale,
-        )  # fmt: skip
-        d_memory.baddbmm_(weights.permute(1, 2, 0), d_all[..., H:].transpose(0, 1))
-        d_v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
-        slopes *= d_scores[..., None]  # now the gradient of tanh's input
-        d_keys += slopes.sum(0)
-        d_location += (slopes.view(-1, A).t() @ windows).view_as(location)
+        recomputed = Recomputed(weights, slopes, unlocate(slopes), d_features, d_scores)
+        steps(gradients, saved, recomputed, scale)
+        d_contexts = d_features[..., H:].transpose(0, 1)  # (B, n, E)
+        gradients.memory.baddbmm_(weights.permute(1, 2, 0), d_contexts)
+        gradients.v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
+        d_energies = slopes.mul_(d_scores[..., None])
+        gradients.keys.add_(d_energies.sum(0))
+        gradients.location.add_((d_energies.view(-1, A).t() @ windows).view_as(location))
 
     return run
 
@@ -385,44 +396,30 @@ def _attend_backward_steps(
     # Of weights and their sum: gradients of a sum go on to the steps before.
     is_sum = torch.arange(2, dtype=memory.dtype, device=memory.device)[:, None]
 
-    def steps(
-        d_gates: Tensor,
-        d_query: Tensor,
-        d_next: Tensor,
-        d_cell: Tensor,
-        d_past: Tensor,
-        d_all: Tensor,
-        d_scores: Tensor,
-        d_weights: Tensor | None,
-        weights: Tensor,
-        slopes: Tensor,
-        spread: Tensor,
-        cell: Tensor,
-        mask: Tensor | None,
-        scale: float,
-    ) -> None:
-        """Turns activated gates (n, B, 4H) into their gradients, completes ``d_all``
-        (n, B, H + E), and writes ``d_query`` (n, B, A) and ``d_scores`` (n, B, T_in)."""
-        through, keep = _coefficients(d_gates, cell, mask, scale)
-        after = d_next
+    def steps(gradients: Gradients, saved: Saved, recomputed: Recomputed, scale: float) -> None:
+        """Writes the gradients of gates and query, those that are carried on to earlier steps, and
+        ``d_scores``; completes ``d_features``."""
+        d_gates, d_past = gradients.gates, gradients.past
+        through, keep = _coefficients(d_gates, saved.cell, saved.mask, scale)
+        after = gradients.next_gates
         for t in reversed(range(len(d_gates))):
-            add_recurrent(d_all[t], after)
-            d_hidden, d_context = d_all[t, :, :H], d_all[t, :, H:]
+            add_recurrent(recomputed.d_features[t], after)
+            d_hidden, d_context = recomputed.d_features[t].tensor_split([H], 1)
             d_weight = d_past.sum(1, keepdim=True)
             d_weight = torch.baddbmm(d_weight, d_context[:, None], memory.transpose(1, 2))[:, 0]
-            if d_weights is not None:
-                d_weight += d_weights[t]
-            d_score = d_scores[t]
+            if gradients.weights is not None:
+                d_weight += gradients.weights[t]
+            d_score = recomputed.d_scores[t]
             torch.ops.aten._softmax_backward_data.out(
-                d_weight, weights[t], 1, d_weight.dtype, grad_input=d_score
+                d_weight, recomputed.weights[t], 1, d_weight.dtype, grad_input=d_score
             )
-            torch.bmm(d_score[:, None], slopes[t], out=d_query[t][:, None])
-            add_query(d_hidden, d_query[t])
-            torch.mul(spread[t], d_score[:, :, None], out=d_windows)
+            torch.bmm(d_score[:, None], recomputed.slopes[t], out=gradients.query[t][:, None])
+            add_query(d_hidden, gradients.query[t])
+            torch.mul(recomputed.spread[t], d_score[:, :, None], out=d_windows)
             torch.addcmul(diagonals.sum(3), d_past, is_sum, out=d_past)
             after = d_gates[t]
-            _cell_backward(after, d_hidden, d_cell, through[t], keep[t])
-        d_next.copy_(after)
+            _cell_backward(after, d_hidden, gradients.cell, through[t], keep[t])
+        gradients.next_gates.copy_(after)
 
     return steps
 
@@ -504,7 +501,7 @@ def _cell_backward(
 
 
 def _windows(past: Tensor, T_in: int) -> Tensor:
-    """The windows that the filters see, (... * B * T_in, 2W) of (..., B, 2, T_in + W - 1)."""
+    """Returns the filters' windows (... * B * T_in, 2W) over ``past`` (..., B, 2, T_in + W - 1)."""
     past = past.contiguous()
     W = past.size(-1) - T_in + 1
     windows = past.unfold(-1, W, 1)  # (..., B, 2, T_in, W)
@@ -512,8 +509,8 @@ def _windows(past: Tensor, T_in: int) -> Tensor:
 
 
 def _overlaid_windows(memory: Tensor, margin: int) -> tuple[Tensor, Tensor]:
-    """Memory for d_windows (B, T_in, 2W), and a view of it whose sums along the last axis are the
-    adjoint of :func:`_windows`: (B, 2, T_in, W)."""
+    """Allocates d_windows (B, T_in, 2W), with a view whose sums along the last axis are the adjoint
+    of :func:`_windows`: (B, 2, T_in, W)."""
     B, T_in, _ = memory.shape
     W = 2 * margin + 1
     padded = memory.new_zeros(B, T_in + 2 * margin, 2 * W)
@@ -592,7 +589,7 @@ def _input_gradients(
 
 
 def _weight_gradient(d_output: Tensor, x: Tensor) -> Tensor:
-    """(N, K) of (T, B, N) and (T, B, K), multiplied in the dtype of the first."""
+    """Returns (N, K) of (T, B, N) and (T, B, K), multiplied in the dtype of the first."""
     product = d_output.flatten(0, 1).t() @ x.flatten(0, 1).to(d_output.dtype)
     return product.to(x.dtype)
 
@@ -623,12 +620,12 @@ def _slice(tensor: Tensor | None, t: int) -> Tensor | None:
 
 
 def _scaled(mask: Tensor | None, scale: float, like: Tensor) -> Sequence[Tensor | None]:
-    """What each step's hidden state is multiplied by, (n, B, H)."""
+    """Returns what each step's hidden state is multiplied by, (n, B, H)."""
     return [None] * STEPS if mask is None else mask.to(like.dtype).mul_(scale)
 
 
 def _tanh_(x: Tensor) -> Tensor:
-    """In-place tanh; on a CPU via sigmoid, whose vectorised kernel is several times as fast."""
+    """Applies tanh in place; on a CPU by sigmoid, whose kernel is several times as fast."""
     return x.tanh_() if x.is_cuda else x.mul_(2).sigmoid_().mul_(2).sub_(1)
 
 
@@ -637,7 +634,7 @@ def _needs_grad(inputs: tuple[Tensor, ...]) -> bool:
 
 
 def _is_kept() -> bool:
-    """Whether backward may run again (``retain_graph``) and must not overwrite saved tensors."""
+    """Says if backward may run again (``retain_graph``) and must not overwrite saved tensors."""
     is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return is_kept is None or is_kept()
 

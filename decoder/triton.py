@@ -14,7 +14,7 @@ scan's.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from decoder import scan
-from decoder.scan import STEPS, Loops
+from decoder.scan import STEPS, Constants, Gradients, Loops, Recomputed, Saved
 
 UNITS, COLUMNS, CHARACTERS = 8, 16, 32  # of a program's block
 DEPTH = 64  # terms of a sum that a program reads at a time
@@ -34,7 +34,7 @@ MAX_GRAPHS = 512  # LJSpeech with dynamic batch sizes needs 62, with larger batc
 
 
 def lstm(x: Tensor, *weights: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
-    """As :func:`scan.lstm`."""
+    """Does what :func:`scan.lstm` does."""
     T, B, _ = x.shape
     pad = (0, 0, 0, -B % B_MULTIPLE, 0, -T % STEPS)
     x, mask = F.pad(x, pad), mask if mask is None else F.pad(mask, pad)
@@ -50,7 +50,7 @@ def attend(
     mask: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`scan.attend`."""
+    """Does what :func:`scan.attend` does."""
     (T, B, _), T_in = x.shape, memory.size(1)
     pad_B, pad_T_in = -B % B_MULTIPLE, -T_in % T_IN_MULTIPLE
     pad = (0, 0, 0, pad_B, 0, -T % STEPS)
@@ -66,7 +66,7 @@ def attend(
 
 
 def graph_shapes(shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The sizes (B, T_in) that those of batches are rounded up to, the largest first, so that
+    """Rounds sizes of batches (B, T_in) up to those of graphs; the largest come first, so that
     buffers grow once."""
     rounded = {
         (triton.cdiv(B, B_MULTIPLE) * B_MULTIPLE, triton.cdiv(T_in, T_IN_MULTIPLE) * T_IN_MULTIPLE)
@@ -86,17 +86,15 @@ def lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None
     return _captured(_lstm_backward, (weight_hh,), scale, 3)
 
 
-def attend_forward(
-    memory: Tensor, keys: Tensor, padding: Tensor, recurrent: Tensor, *others: Any
-) -> Callable[..., None]:
-    *weights, scale = others
-    constants = memory, keys, padding, _by_unit(recurrent), *weights
+def attend_forward(constants: Constants, scale: float) -> Callable[..., None]:
+    constants = constants._replace(recurrent=_by_unit(constants.recurrent))
     return _captured(_attend_forward, constants, scale, 4)
 
 
-def attend_backward(*constants: Any) -> Callable[..., None]:
-    *constants, scale = constants
-    return _captured(_attend_backward, constants, scale, 9)
+def attend_backward(constants: Constants, scale: float) -> Callable[..., None]:
+    n_written = Gradients._fields.index("features")
+    run = _captured(_attend_backward, constants, scale, n_written)
+    return lambda gradients, saved: run(*gradients, *saved)
 
 
 def _lstm_forward(weight_hh: Tensor, scale: float) -> Callable[..., None]:
@@ -127,17 +125,9 @@ def _lstm_backward(weight_hh: Tensor, scale: float) -> Callable[..., None]:
     return run
 
 
-def _attend_forward(
-    memory: Tensor,
-    keys: Tensor,
-    padding: Tensor,
-    recurrent: Tensor,
-    query: Tensor,
-    location: Tensor,
-    v: Tensor,
-    scale: float,
-) -> Callable[..., None]:
-    """``recurrent`` is :func:`_by_unit`."""
+def _attend_forward(*arguments: Any) -> Callable[..., None]:
+    """The recurrent weights are :func:`_by_unit`."""
+    memory, keys, padding, recurrent, query, location, v, scale = arguments
     (B, T_in, E), (A, H), W = memory.shape, query.shape, location.size(2)
     queries, scores = memory.new_empty(B, A), memory.new_empty(B, T_in)
 
@@ -168,44 +158,42 @@ def _attend_backward_steps(
     (B, T_in, E), (A, H), W = memory.shape, query.shape, 2 * margin + 1
     d_weight = memory.new_empty(B, T_in)
 
-    def steps(
-        d_gates: Tensor,
-        d_query: Tensor,
-        d_next: Tensor,
-        d_cell: Tensor,
-        d_past: Tensor,
-        d_all: Tensor,
-        d_scores: Tensor,
-        d_weights: Tensor | None,
-        weights: Tensor,
-        slopes: Tensor,
-        spread: Tensor,
-        cell: Tensor,
-        mask: Tensor | None,
-        scale: float,
-    ) -> None:
-        after = d_next
+    def steps(gradients: Gradients, saved: Saved, recomputed: Recomputed, scale: float) -> None:
+        d_gates, d_past, d_weights = gradients.gates, gradients.past, gradients.weights
+        after = gradients.next_gates
         for t in reversed(range(len(d_gates))):
+            d_features, d_query = recomputed.d_features[t], gradients.query[t]
             accumulate[_blocks(H + E, COLUMNS), _blocks(B, _rows(B))](
-                after, recurrent, d_all[t], B, H + E, 4 * H,
+                after, recurrent, d_features, B, H + E, 4 * H,
                 _rows(B), COLUMNS, DEPTH, _precision(),
             )  # fmt: skip
             attention_gradient[B, _blocks(T_in, CHARACTERS)](
-                d_all[t], memory, d_past, None if d_weights is None else d_weights[t], d_weight,
+                d_features, memory, d_past, None if d_weights is None else d_weights[t], d_weight,
                 T_in, E, H, H + E, d_weights is not None, CHARACTERS, DEPTH,
             )  # fmt: skip
+            weights = recomputed.weights[t]
             score_gradient[B, 1 + _blocks(T_in, CHARACTERS)](
-                d_weight, weights[t], slopes[t], spread[t], d_scores[t], d_query[t], d_past,
-                T_in, A, W, weights.stride(1), CHARACTERS, _power(A), _power(W),
+                d_weight, weights, recomputed.slopes[t], recomputed.spread[t],
+                recomputed.d_scores[t], d_query, d_past, T_in, A, W, weights.stride(0),
+                CHARACTERS, _power(A), _power(W),
             )  # fmt: skip
-            _cell_backward(d_gates, cell, mask, scale, t, d_all[t], d_query[t], query, d_cell)
+            _cell_backward(
+                d_gates, saved.cell, saved.mask, scale, t, d_features, d_query, query,
+                gradients.cell,
+            )  # fmt: skip
             after = d_gates[t]
-        d_next.copy_(after)
+        gradients.next_gates.copy_(after)
 
     return steps
 
 
-_attend_backward = partial(scan.attend_backward, make_steps=_attend_backward_steps)
+def _attend_backward(*arguments: Any) -> Callable[..., None]:
+    *constants, scale = arguments
+    run = scan.attend_backward(Constants(*constants), scale, _attend_backward_steps)
+    n = len(Gradients._fields)
+    return lambda *tensors: run(Gradients(*tensors[:n]), Saved(*tensors[n:]))
+
+
 LOOPS = Loops(lstm_forward, lstm_backward, attend_forward, attend_backward)
 
 
@@ -249,7 +237,7 @@ def _cell_backward(
 
 
 def _by_unit(weight: Tensor) -> Tensor:
-    """LSTM weights (4H, K) with the four gates of a unit in consecutive rows."""
+    """Sorts LSTM weights (4H, K) so that the four gates of a unit are in consecutive rows."""
     return weight.unflatten(0, (4, -1)).transpose(0, 1).flatten(0, 1).contiguous()
 
 
@@ -258,7 +246,7 @@ def _precision() -> str:
 
 
 def _power(n: int) -> int:
-    """The size of a block that holds ``n``: a power of two, 16 or more."""
+    """Returns the size of a block that holds ``n``: a power of two, 16 or more."""
     return max(16, triton.next_power_of_2(n))
 
 
@@ -278,8 +266,8 @@ def _captured(
     scale: float,
     n_written: int,
 ) -> Callable[..., None]:
-    """The ``run`` that ``prepare(*constants, scale)`` makes, as a CUDA graph on a GPU. It writes to
-    its first ``n_written`` tensors."""
+    """Wraps the ``run`` that ``prepare(*constants, scale)`` makes, on a GPU in a CUDA graph. It
+    writes to its first ``n_written`` tensors."""
     ready = None
 
     def run(*tensors: Tensor | None) -> None:
@@ -296,7 +284,7 @@ def _captured(
 
 
 class _Graph:
-    """A loop's ``run`` on buffers that all graphs share: copies in, runs, copies out."""
+    """Runs a loop on buffers that all graphs share: copies in, runs, copies out."""
 
     def __init__(
         self,
@@ -328,7 +316,7 @@ class _Graph:
         _copy(tensors[: self.n_written], self.tensors[: self.n_written])
 
     def _capture(self) -> torch.cuda.CUDAGraph | None:
-        """A graph of ``run``; None if it cannot be captured."""
+        """Captures a graph of ``run``; returns None if it cannot be captured."""
         global _cannot_capture
         current, stream, graph = torch.cuda.current_stream(), _stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(current)
@@ -359,8 +347,8 @@ _flat: dict[tuple, Tensor] = {}
 
 
 def _buffer(i: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The ``i``-th buffer of a graph. All graphs share its memory, which grows with the largest
-    shape: no two run at the same time, and each copies in what it reads."""
+    """Returns the ``i``-th buffer of a graph. All graphs share its memory, which grows with the
+    largest shape: no two run at the same time, and each copies in what it reads."""
     flat, n = _flat.get((i, dtype, device)), shape.numel()
     if flat is None or len(flat) < n:
         with torch.inference_mode(False):  # else training could not write to it
@@ -369,24 +357,24 @@ def _buffer(i: int, shape: torch.Size, dtype: torch.dtype, device: torch.device)
 
 
 def _copy(to: Sequence[Tensor | None], of: Sequence[Tensor | None]) -> None:
-    """Copy tensors, all of one type by one launch."""
+    """Copies tensors, all of one type by one launch."""
     pairs = defaultdict(list)
     for pair in zip(to, of, strict=True):
         if pair[1] is not None:
             pairs[pair[0].dtype].append(pair)
-    for some in pairs.values():
-        torch._foreach_copy_(*map(list, zip(*some, strict=True)))
+    for same_dtype in pairs.values():
+        torch._foreach_copy_(*map(list, zip(*same_dtype, strict=True)))
 
 
 @lru_cache(maxsize=1)
 def _pool() -> Any:
-    """A memory pool for the temporaries of all graphs, since no two run at the same time."""
+    """Returns the memory pool of all graphs' temporaries, since no two run at the same time."""
     return torch.cuda.graph_pool_handle()
 
 
 @lru_cache(maxsize=1)
 def _stream() -> torch.cuda.Stream:
-    """Where all graphs are captured. Libraries keep memory for each stream that they have seen."""
+    """Returns the stream on which all graphs are captured: libraries keep memory for each one."""
     return torch.cuda.Stream()
 
 
@@ -471,7 +459,7 @@ def cell_backward(
 
 @triton.jit
 def product(x, weight, sums, b, column, B, N, K, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
-    """sums + x (B, K) @ weight (K, N), for rows ``b`` and ``column``."""
+    """Returns sums + x (B, K) @ weight (K, N), for rows ``b`` and ``column``."""
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         rows = tl.load(x + b * K + k[None, :], (b < B) & (k[None, :] < K), 0.0)
@@ -499,7 +487,7 @@ def project(
     x, weight, out, B, N, K, stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out (B, N) = x (B, K) @ weight (N, K).T, with rows of x ``stride`` apart."""
+    """Writes x (B, K) @ weight (N, K).T to out (B, N); rows of x lie ``stride`` apart."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -516,7 +504,7 @@ def score(
     past, location, keys, queries, v, padding, scores, T_in, A, W,
     CHARACTERS: tl.constexpr, WINDOW: tl.constexpr, FEATURES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Scores (B, T_in) of a clip's characters, -inf for padding."""
+    """Writes the scores (B, T_in) of a clip's characters, -inf for padding."""
     b = tl.program_id(0)
     n = tl.program_id(1) * CHARACTERS + tl.arange(0, CHARACTERS)
     j = tl.arange(0, WINDOW)  # of 2W: over the weights, then over their sum
@@ -544,7 +532,7 @@ def attention(
     scores, memory, past, past_out, state_out, T_in, E, H, W, stride,
     CHARACTERS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Softmax of a clip's scores; a block of its context; the weights and their new sum."""
+    """Writes a block of a clip's context, its attention weights (by softmax) and their new sum."""
     b, block = tl.program_id(0), tl.program_id(1)
     scores += b * T_in
     n = tl.arange(0, CHARACTERS)
@@ -581,7 +569,8 @@ def attention_gradient(
     d_all, memory, d_past, d_weights, d_weight, T_in, E, H, stride,
     HAS_WEIGHTS: tl.constexpr, CHARACTERS: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a clip's attention weights, from the context, later steps and the output."""
+    """Writes the gradient of a clip's attention weights, which their output, the context and later
+    steps used."""
     b = tl.program_id(0)
     n = tl.program_id(1) * CHARACTERS + tl.arange(0, CHARACTERS)
     real = n < T_in
@@ -605,8 +594,9 @@ def score_gradient(
     d_weight, weights, slopes, spread, d_scores, d_query, d_past, T_in, A, W, stride,
     CHARACTERS: tl.constexpr, FEATURES: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Softmax backward for a clip. The first program writes the gradients of scores and query. Each
-    of the others writes those of the last weights and of their sum, for a block of characters."""
+    """Runs softmax backward for a clip. The first program writes the gradients of scores and query.
+    Each of the others writes those of the last weights and of their sum, for a block of
+    characters."""
     b, block = tl.program_id(0), tl.program_id(1) - 1
     w, d = weights + b * stride, d_weight + b * T_in
     total = tl.zeros((CHARACTERS,), tl.float32)

@@ -6,17 +6,108 @@ takes train.py's settings. Each trial is a process of its own: forward and backw
 batches that all epochs of a run would have.
 """
 
+import dataclasses
+import multiprocessing
+import resource
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch.optim import Adam
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error
-from data_utils import load_data
-from hparams import create_hparams
-from training import memory
+from corpus.clips import Clip
+from data_utils import load_data, training_sampler
+from hparams import HParams, create_hparams
+from loss_function import Tacotron2Loss
+from model import Tacotron2
+from training.device import choose_device, free_memory, peak_memory
+from training.memory import blank, fits, largest_batches
+
+TOLERANCE = 0.03  # largest relative error of the result
+
+
+def find_capacity(
+    clips: Sequence[Clip], hparams: HParams, memory_gib: float | None = None
+) -> int | None:
+    """Returns the largest batch capacity, in frames, with which all batches of a run fit in memory;
+    None if all clips fit in one batch. Prints each trial.
+
+    Args:
+        memory_gib: memory to use; None for all of a GPU's, or all that is free now on a CPU.
+
+    Raises:
+        UserError: not even the longest clip fits.
+    """
+    longest = max(clip.n_frames for clip in clips)
+    one_batch = longest * len(clips)
+    fitting, too_much, capacity = 0, 2 * one_batch, longest
+    while fitting < one_batch and too_much - fitting > TOLERANCE * fitting:
+        if capacity_fits(capacity, clips, hparams, memory_gib):
+            fitting = capacity
+        else:
+            too_much = capacity
+        if not fitting:
+            raise UserError(
+                f"not even the longest clip, of {longest} frames, fits the memory; remove it, or "
+                "reduce the model"
+            )
+        # Double the capacity while it fits, then bisect.
+        capacity = min(2 * fitting, (fitting + too_much) // 2)
+    return fitting if fitting < one_batch else None
+
+
+def capacity_fits(
+    capacity: int, clips: Sequence[Clip], hparams: HParams, memory_gib: float | None
+) -> bool:
+    """Returns whether the largest batches of a run with this capacity fit, tried in a new
+    process."""
+    hparams = dataclasses.replace(hparams, batch_capacity=capacity, batch_capacity_seconds=0.0)
+    sampler = training_sampler(clips, hparams)
+    largest, _ = largest_batches(clips, sampler, range(hparams.epochs))
+    batches = [[clips[i] for i in indices] for indices in largest]
+    peak = None
+    with (
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
+        suppress(BrokenProcessPool),  # killed, as Linux does when memory runs out
+    ):
+        peak = pool.submit(measure, hparams, batches, memory_gib).result()
+    seconds = capacity * hparams.hop_length / hparams.sampling_rate
+    n_clips, result = max(map(len, batches)), "too much" if peak is None else f"{peak:.2f} GiB"
+    print(f"{seconds:8.1f} s, largest batches of up to {n_clips:>4} clips: {result}")
+    return peak is not None
+
+
+def measure(hparams: HParams, batches: list[list[Clip]], memory_gib: float | None) -> float | None:
+    """Returns the peak memory in GiB of training steps on batches as long as these; None if it
+    runs out."""
+    Adam([torch.zeros(1)])  # imports its modules before memory is limited
+    device = choose_device(hparams)
+    if device.type == "cpu":
+        limit = int((memory_gib or free_memory()) * 2**30)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    elif memory_gib:
+        total = torch.cuda.get_device_properties(device).total_memory / 2**30
+        torch.cuda.set_per_process_memory_fraction(min(memory_gib / total, 1.0))
+    try:
+        model = Tacotron2(hparams).to(device)
+    except (RuntimeError, MemoryError):  # not even the weights fit
+        return None
+    loss_function = Tacotron2Loss(
+        hparams.guided_attention_weight, hparams.guided_attention_sigma, hparams.loss
+    )
+    optimizer, n_mels = Adam(model.parameters()), hparams.n_mel_channels
+    for clips in batches:
+        items = [blank(len(clip.ids), clip.n_frames, n_mels) for clip in clips]
+        if not fits(model, loss_function, optimizer, items):
+            return None
+    return peak_memory(device)
 
 
 def main() -> None:
@@ -26,20 +117,16 @@ def main() -> None:
     add("--preset", default="paper", help="settings preset (default %(default)s)")
     limit = "GiB to use (default: the GPU's, or the free memory; ignores a container's limit)"
     add("--memory_gib", type=float, help=limit)
-    error = "relative error allowed (default %(default)s)"
-    add("--tolerance", type=float, default=0.03, help=error)
     args = parser.parse_args()
     if args.memory_gib is not None and not 0 < args.memory_gib < 1e6:
         raise UserError(f"--memory_gib {args.memory_gib}: use a number above 0")
-    if not 0 < args.tolerance < 1:
-        raise UserError(f"--tolerance {args.tolerance}: use a number between 0 and 1")
     hparams = create_hparams(args.hparams, args.preset)
     if not hparams.dynamic_batch_size:
         raise UserError("setting dynamic_batch_size=False: batches have no capacity; leave it out")
     if not torch.cuda.is_available() and sys.platform != "linux":
         raise UserError("no GPU found, and without one this needs Linux; use a GPU")
     clips, _ = load_data(hparams)
-    capacity = memory.find_capacity(clips, hparams, args.memory_gib, args.tolerance)
+    capacity = find_capacity(clips, hparams, args.memory_gib)
     if capacity is None:
         print("all clips fit in one batch: memory sets no limit here, so keep the default capacity")
     else:

@@ -1,9 +1,7 @@
-"""Lengths of clips: LJSpeech's, or those in a file or of a folder of audio."""
+"""Lengths of clips: LJSpeech's, those in a file, or those of a folder of audio."""
 
 import csv
-import json
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,120 +10,62 @@ from cli import UserError, progress_bar
 
 LJSPEECH_LENGTHS = Path(__file__).resolve().parents[1] / "filelists" / "ljspeech_lengths.csv"
 LJSPEECH_HOP = 256  # samples: the hop of the frames in that file
-EXAMPLE_CLIPS = 48  # in the pictures that plot_batching.py draws of batches
 AUDIO = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".sph"}
-SECONDS = re.compile("(?<![a-z])(dur|durations?|seconds|length_s)$", re.IGNORECASE)
-COLUMN = re.compile("(?<![a-z])(frames|lengths?|samples|tokens)(?![a-z])", re.IGNORECASE)
-LENGTH = re.compile("[+]?0*[1-9][0-9]{0,11}")  # 12 digits: longer than any clip, in any unit
-DECIMAL = re.compile("[+]?[0-9]{0,7}[.][0-9]*")
-
-Rows = list[tuple[int, list[str]]]  # number of the line, and its cells
 
 
 def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
-    """Lengths, int64, (n,), all above 0, of a folder of audio, or in a file: one a line; a column
-    of a CSV file; ``name length``, as Kaldi's utt2dur and utt2num_frames; or JSON objects, as the
-    manifests of NeMo and Hugging Face. Seconds become frames of 10 ms, Kaldi's.
+    """Lengths, int64, (n,), all above 0: of a folder of audio; in a file of numbers, one a line,
+    with or without a header; or in a column of a CSV file, which its first line names.
 
-    The first line is a header if none of its cells starts with a number; without one, the columns
-    are called 1, 2, ... The default column is the one whose name matches COLUMN or SECONDS, or else
-    the only one with whole numbers, or with decimals: those are seconds. Its name is printed.
+    If any number has decimals, all are seconds; they become frames of 10 ms.
+
+    Raises:
+        UserError: the file cannot be read, has no such column, or a line without a length.
     """
     if path.is_dir():
         return audio_lengths(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
-        rows = _json_rows(text) if text.lstrip()[:1] in ("{", "[") else _text_rows(text)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a file of lengths or a folder") from None
-    except (ValueError, csv.Error) as error:
-        raise UserError(f"{path}: cannot be read as text, CSV or JSON ({error})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is no text ({error.reason}); give text or CSV in UTF-8") from None
+    first, _, _ = text.partition("\n")
+    reader = csv.reader(text.splitlines(), delimiter="\t" if "\t" in first else ",")
+    rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     names = rows[0][1] if rows else []
-    if any(re.match("[+-]?[.]?[0-9]", cell) for cell in names):
-        names = [f"{number}" for number in range(1, len(names) + 1)]
+    if len(names) > 1 or column is not None:
+        if column not in names:
+            problem = f"has no column {column}" if column else "has several columns"
+            raise UserError(f"{path}: {problem}; give --column one of {', '.join(names)}")
+        i, rows = names.index(column), rows[1:]
     else:
-        rows = rows[1:]
+        i, rows = 0, rows if names and _number(names[0]) is not None else rows[1:]
     if not rows:
-        raise UserError(f"{path}: has no lengths; give one whole number a line")
+        raise UserError(f"{path}: has no lengths; give one a line")
 
-    def share(i: int, matches: Callable[[str], object]) -> float:
-        return sum(len(row) > i and bool(matches(row[i])) for _, row in rows) / len(rows)
-
-    seconds = {
-        i
-        for i, name in enumerate(names)
-        if SECONDS.search(name) or share(i, DECIMAL.fullmatch) > 0.5
-    }
-    wanted, columns = repr(column), [i for i, name in enumerate(names) if name == column]
-    if column is None:
-        named = {i for i, name in enumerate(names) if COLUMN.search(name) or SECONDS.search(name)}
-        named = named or set(range(len(names)))
-        whole = {i for i in named - seconds if share(i, LENGTH.fullmatch)}
-        wanted, columns = "of whole numbers", sorted(whole or named & seconds)
-    if not columns:
-        fix = f"give one of {', '.join(names)}, or one length a line"
-        if len(names) < 2:
-            fix = "write one length a line, a whole number above 0, or seconds"
-        raise UserError(f"{path}: has no column {wanted}; {fix}")
-    if len(columns) > 1:
-        several = ", ".join(names[i] for i in columns)
-        raise UserError(f"{path}: lengths may be in any of the columns {several}; give --column")
-
-    i, n = columns[0], len(names)
-    what, is_length = "a whole number from 1 to 10^12 - 1", LENGTH.fullmatch
-    if i in seconds:
-        what, is_length = "seconds, above 0", _is_seconds
-    problems = [
-        f"{path}:{line}: {','.join(row)!r}: give {n} column{'s' * (n > 1)}, with {what}, in "
-        f"{names[i]}"
-        for line, row in rows
-        if len(row) != n or not is_length(row[i])
-    ]
-    if len(problems) > 20:
-        problems[20:] = [f"{path}: {len(problems):,} of {len(rows):,} lines are wrong"]
-    if problems:
-        raise UserError("\n".join(problems))
-    unit = ", seconds, as frames of 10 ms" if i in seconds else ""
-    print(f"{path}: {len(rows):,} lengths, from column {names[i]}{unit}")
-    cells = [row[i] for _, row in rows]
-    return _frames(map(float, cells)) if i in seconds else np.array(list(map(int, cells)))
-
-
-def _text_rows(text: str) -> Rows:
-    """Cells separated by commas, tabs, or a space between two words, with or without a header."""
-    first = text.strip().partition("\n")[0]
-    if "," not in first and "\t" not in first and len(first.split()) == 2:
-        lines = enumerate(text.splitlines(), start=1)
-        return [(number, line.split()) for number, line in lines if line.strip()]
-    reader = csv.reader(text.splitlines(keepends=True), delimiter="\t" if "\t" in first else ",")
-    return [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-
-
-def _json_rows(text: str) -> Rows:
-    """The numbers of JSON objects, one a line, or in a list, or in a list called "data"; and
-    a header, their names."""
-    try:
-        objects = json.loads(text)
-        objects = objects.get("data", [objects]) if isinstance(objects, dict) else objects
-        numbered = list(enumerate(objects, start=1))
-    except json.JSONDecodeError:
-        numbered = []
-        for number, line in enumerate(text.splitlines(), start=1):
-            try:
-                numbered += [(number, json.loads(line))] if line.strip() else []
-            except json.JSONDecodeError:
-                raise ValueError(f"line {number} is no JSON object") from None
-    wrong = [number for number, values in numbered if not isinstance(values, dict)]
+    values = [_number(row[i]) if len(row) == len(names) else None for _, row in rows]
+    wrong = [n for n, value in enumerate(values) if value is None]
     if wrong:
-        raise ValueError(f"number {wrong[0]} is no JSON object")
-    names = {
-        name: None
-        for _, values in numbered
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    rows = [(line, [str(values.get(name, "")) for name in names]) for line, values in numbered]
-    return [(0, list(names)), *rows]
+        line, row = rows[wrong[0]]
+        raise UserError(
+            f"{path}:{line}: {','.join(row)!r}: give a number above 0, like the others; "
+            f"{len(wrong):,} of {len(rows):,} lines are wrong"
+        )
+    if all(value.is_integer() for value in values):
+        print(f"{path}: {len(values):,} lengths")
+        return np.array(values).astype(np.int64)
+    print(f"{path}: {len(values):,} lengths in seconds, as frames of 10 ms")
+    return _frames(values)
+
+
+def _number(cell: str) -> float | None:
+    """A length: above 0, and so small that sums of many are exact; None if it is none."""
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if 0 < value < 1e12 else None
 
 
 def audio_lengths(folder: Path) -> np.ndarray:
@@ -147,11 +87,6 @@ def audio_lengths(folder: Path) -> np.ndarray:
     return _frames(seconds)
 
 
-def _is_seconds(cell: str) -> bool:
-    number = DECIMAL.fullmatch(cell) or LENGTH.fullmatch(cell)
-    return number is not None and 0 < float(cell) < 1e9
-
-
 def _frames(seconds: Iterable[float]) -> np.ndarray:
     return np.array([max(round(100 * value), 1) for value in seconds])
 
@@ -159,12 +94,10 @@ def _frames(seconds: Iterable[float]) -> np.ndarray:
 def ljspeech_lengths(hop_length: int) -> np.ndarray:
     """The 13,100 lengths of LJSpeech in frames of ``hop_length`` samples, accurate to one frame:
     clips are taken to have ``(frames - 0.5) * LJSPEECH_HOP`` samples."""
-    lengths = read_lengths(LJSPEECH_LENGTHS)
-    print(f"frames of {LJSPEECH_HOP} samples become frames of {hop_length}: accurate to one frame")
+    lengths = read_lengths(LJSPEECH_LENGTHS, "frames_hop256")
     return (2 * lengths - 1) * LJSPEECH_HOP // (2 * hop_length) + 1  # in whole half samples
 
 
-def subset(lengths: np.ndarray, size: int | None, seed: int) -> np.ndarray:
-    """``size`` of the lengths, drawn at random from ``seed``; all of them if ``size`` is None."""
-    rng = np.random.default_rng([seed, 1])
-    return lengths if size is None else rng.choice(lengths, size, replace=False)
+def subset(lengths: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """``size`` of the lengths, drawn at random from ``seed``."""
+    return np.random.default_rng([seed, 1]).choice(lengths, size, replace=False)

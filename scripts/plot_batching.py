@@ -1,9 +1,8 @@
-"""What each batching strategy does with clips of any lengths: a table, a recommendation, and
-pictures, among them the paper's Figures 1-3.
+"""Print a table of what each batching strategy does with clips of any lengths, and draw the paper's
+Figures 1 to 3 of them.
 
-    python scripts/plot_batching.py --train_size 10480 --paper     # LJSpeech's lengths
+    python scripts/plot_batching.py                  # 10,480 of LJSpeech's clips, as in the paper
     python scripts/plot_batching.py lengths.csv --column n_frames
-    python scripts/plot_batching.py data/utt2dur                   # or a manifest in JSON
     python scripts/plot_batching.py folder_of_audio --target_zpr 0.05
 
 The paper is Ge et al., "Speed up training with variable length inputs by efficient batching
@@ -12,7 +11,6 @@ strategies", Interspeech 2021.
 
 import sys
 from argparse import Namespace
-from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -24,335 +22,231 @@ from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from batching import (
-    STRATEGIES,
-    BatchStatistics,
-    batch_statistics,
-    plan_batches,
-    solve_randomness,
-)
-from cli import ArgumentParser, UserError, exit_on_user_error, positive
-from files import make_folder
+from batching import STRATEGIES, BatchStatistics, batch_statistics, plan_batches, solve_randomness
+from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, positive
 from hparams import HParams
-from scripts.lengths import EXAMPLE_CLIPS, ljspeech_lengths, read_lengths, subset
-from scripts.paper import PAPER, PAPER_BATCHES, PARAMETERS
+from scripts.lengths import ljspeech_lengths, read_lengths, subset
 
+TRAIN_SIZE = 10_480  # clips in the paper's training set, of LJSpeech's 13,100
+PARAMETERS = {"SSB": "lrf", "BKT": "bucket_size", "ATS": "n_bins"}
+PAPER = {  # batches (Sec. 4), and ZPR % and ABL (Table 2), which BR does not change
+    "RAND": "655, 32.02, 773.82",
+    "SB": "655, 0.16, 526.43",
+    "SSB": "655, 6.22, 556.22",
+    "BKT": "655, 6.10, 553.40",
+    "ATS": "655, 6.08, 552.48",
+    "RAND-DBS": "606, –, –",
+    "SB-DBS": "419, 0.47, 527.15",
+    "SSB-DBS": "449, 6.62, 557.68",
+}
 # Okabe and Ito's colours, which do not rely on telling red from green.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 PADDING = {"facecolor": "#ececec", "edgecolor": "#a8a8a8", "hatch": "////", "linewidth": 0}
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 LEGEND = {"loc": "lower right", "bbox_to_anchor": (1, 1.095), "frameon": False, "borderpad": 0}
-LEGEND |= {"borderaxespad": 0.2, "handlelength": 1.6}
-FIGURE_LRF = 0.15  # of the paper's Figure 1, with which it compares its Figure 3
 
 
-def statistics(
-    lengths: ndarray, args: Namespace, seeds: int, strategy: str, **settings: object
+# The table
+
+
+def mean_statistics(
+    samples: list[ndarray], strategy: str, **settings: object
 ) -> tuple[BatchStatistics, BatchStatistics]:
-    """Mean and sd over the seeds; ``settings`` override those of the command line."""
-    names = ("batch_size", *PARAMETERS.values())
-    settings = {name: getattr(args, name) for name in names} | settings
-    epochs = []
-    for seed in range(seeds):
-        clips = subset(lengths, args.train_size, seed)
-        plan = plan_batches(clips, strategy, seed=seed, **settings)
-        epochs.append(batch_statistics(clips, plan))
-    return BatchStatistics(*np.mean(epochs, 0)), BatchStatistics(*np.std(epochs, 0, ddof=1))
+    """Mean and standard deviation over plans of the samples, each with a seed of its own."""
+    statistics = []
+    for seed, lengths in enumerate(samples):
+        plan = plan_batches(lengths, strategy, seed=seed, **settings)
+        statistics.append(batch_statistics(lengths, plan))
+    return (
+        BatchStatistics(*np.mean(statistics, axis=0)),
+        BatchStatistics(*np.std(statistics, axis=0, ddof=1)),
+    )
 
 
-def all_statistics(
-    lengths: ndarray, args: Namespace
-) -> dict[str, tuple[BatchStatistics, BatchStatistics]]:
-    """Mean and sd over the seeds of every strategy, without and with DBS, by name."""
-    return {
-        strategy + "-DBS" * dynamic: statistics(
-            lengths, args, args.seeds, strategy, dynamic_batch_size=dynamic
-        )
-        for dynamic, strategy in product((False, True), STRATEGIES)
-    }
-
-
-def table(epochs: dict[str, tuple[BatchStatistics, BatchStatistics]], args: Namespace) -> list[str]:
-    """Lines of a Markdown table of :func:`all_statistics`, mean ± sd."""
-    header = ["Batching", "Parameter", "Batches", "ZPR %", "Padding % of data"]
-    header += [f"ABL ({args.unit})", f"Sum of batch lengths ({args.unit})", "Largest batch (clips)"]
-    header += ["Time saved: recurrent, parallel"] + ["Paper: batches, ZPR %, ABL"] * args.paper
+def table(samples: list[ndarray], settings: dict[str, float], paper: bool) -> list[str]:
+    """Lines of a Markdown table, mean ± sd over the samples. The time saved is a prediction: if
+    time follows the sum of the batches' lengths, as in a recurrent network on a GPU; and if it
+    follows the padded size."""
+    header = ["Batching", "Parameter", "Batches", "ZPR %", "Padding % of data", "ABL (frames)"]
+    header += ["Sum of batch lengths (frames)", "Largest batch (clips)"]
+    header += ["Time saved: recurrent, parallel"] + ["Paper: batches, ZPR %, ABL"] * paper
     lines = [f"| {' | '.join(header)} |", "|---|---|" + "---:|" * (len(header) - 2)]
-    parameters = {"SSB": f"LRF {args.lrf:g}", "BKT": f"bucket size {args.bucket_size}"}
-    parameters["ATS"] = f"{args.n_bins} bins"
-    for name, (mean, sd) in epochs.items():
+    parameters = {
+        "SSB": f"LRF {settings['lrf']:g}",
+        "BKT": f"bucket size {settings['bucket_size']}",
+        "ATS": f"{settings['n_bins']} bins",
+    }
+    random = None
+    for dynamic, strategy in product((False, True), STRATEGIES):
+        mean, sd = mean_statistics(samples, strategy, dynamic_batch_size=dynamic, **settings)
+        random = random or mean  # RAND is the first
+        name = strategy + "-DBS" * dynamic
+        recurrent = 1 - mean.total_length / random.total_length
+        parallel = 1 - (1 + mean.zpr_of_data) / (1 + random.zpr_of_data)
         cells = [
             name,
-            parameters.get(name.removesuffix("-DBS"), ""),
+            parameters.get(strategy, ""),
             f"{mean.n_batches:,.1f} ± {sd.n_batches:,.1f}",
             f"{100 * mean.zpr:.2f} ± {100 * sd.zpr:.2f}",
             f"{100 * mean.zpr_of_data:.2f} ± {100 * sd.zpr_of_data:.2f}",
             f"{mean.abl:,.1f} ± {sd.abl:,.1f}",
             f"{mean.total_length:,.0f} ± {sd.total_length:,.0f}",
             f"{mean.max_batch_size:,.0f}",
-            ", ".join(f"{100 * saved:.1f} %" for saved in time_saved(epochs, name)),
+            f"{100 * recurrent:.1f} %, {100 * parallel:.1f} %",
         ]
-        lines.append(f"| {' | '.join(cells + [paper_cell(name)] * args.paper)} |")
+        lines.append(f"| {' | '.join(cells + [PAPER.get(name, '–')] * paper)} |")
     return lines
 
 
-def time_saved(
-    epochs: dict[str, tuple[BatchStatistics, BatchStatistics]], name: str
-) -> tuple[float, float]:
-    """Predicted share of RAND's time that ``name`` saves: if time follows the sum of the batches'
-    lengths, as in a recurrent network on a GPU, and if it follows the padded size."""
-    (random, _), (mean, _) = epochs["RAND"], epochs[name]
-    return (
-        1 - mean.total_length / random.total_length,
-        1 - (1 + mean.zpr_of_data) / (1 + random.zpr_of_data),
-    )
-
-
-def recommendation(
-    lengths: ndarray, epochs: dict[str, tuple[BatchStatistics, BatchStatistics]], args: Namespace
-) -> str:
-    """Which strategy to use for these lengths, and why."""
-    random, mean = epochs["RAND"][0], epochs["SSB-DBS"][0]
-    recurrent, parallel = time_saved(epochs, "SSB-DBS")
-    if random.zpr < 0.02:
-        return (
-            f"Recommended: RAND, random batches. They are only {random.zpr:.1%} padding, since the "
-            "clips are nearly equally long."
-        )
-    text = (
-        f"Recommended: SSB with DBS and BR, lrf={args.lrf:g}. Its batches are {mean.zpr:.1%} "
-        f"padding, random ones {random.zpr:.1%}; noise in the order (LRF) and BR keep those of "
-        "every epoch new."
-    )
-    fewer = 1 - mean.n_batches / random.n_batches
-    if fewer > 0.1:
-        text += (
-            f" An epoch has {fewer:.0%} fewer updates, {mean.n_batches:,.0f} instead of "
-            f"{random.n_batches:,.0f}: train for more epochs, or lower the batch size."
-        )
-    common, longest = np.quantile(lengths, 0.99), lengths.max()
-    if longest > 1.5 * common:
-        text += (
-            f" The longest clip, {longest:,}, is {longest / common:.1f} times as long as 99 % of "
-            f"the clips, and decides the batch capacity: split_long() cuts such clips, or give "
-            f"capacity={round(args.batch_size * common)} and oversize='alone'."
-        )
-    return (
-        f"{text} It should save {recurrent:.0%} of an epoch's time in a recurrent network, "
-        f"{parallel:.0%} if the padded size decides."
-    )
-
-
-def paper_cell(batching: str) -> str:
-    """The paper's number of batches (Sec. 4), and its ZPR and ABL (Table 2), which BR leaves."""
-    if batching not in PAPER_BATCHES:
-        return "–"
-    row = PAPER.get(batching) or PAPER.get(f"{batching}-BR")
-    numbers = f"{row['zpr']:.2f}, {row['abl']:.2f}" if row else "–, –"
-    return f"{PAPER_BATCHES[batching]}, {numbers}"
+# The figures
 
 
 def draw_batches(
-    lengths: ndarray,
-    args: Namespace,
-    name: str,
-    batch_size: int,
-    lrf: float,
-    content: str,
-    titles: dict,
+    lengths: ndarray, path: Path, methods: str, batch_size: int, settings: dict[str, float]
 ) -> None:
     """Clips as bars in training order, one colour per batch, padding hatched; a panel for each
-    method of ``titles``, such as SSB-DBS-BR, three in a row."""
-    rows = len(titles) // 3
+    of ``methods``, such as SSB-DBS-BR, three in a row."""
+    methods = methods.split()
+    n, rows = len(lengths), len(methods) // 3
     figure = Figure(figsize=(9, 0.5 + 2.6 * rows), layout="constrained")
-    content = f"{len(lengths)} clips at random; {content}, LRF {lrf:g}"
-    figure.suptitle(content, x=0.01, ha="left", fontsize=9)
+    content = [f"{n} clips at random", f"batch_size={batch_size}"]
+    content += [f"{name}={value:g}" for name, value in settings.items()]
+    figure.suptitle(", ".join(content), x=0.01, ha="left", fontsize=9)
     axes = figure.subplots(rows, 3, sharey=True, sharex=True, squeeze=False)
-    settings = {"lrf": lrf, "bucket_size": 12, "n_bins": 4}
-    n = len(lengths)
     x = np.arange(n) + 0.5
-    for ax, (method, title) in zip(axes.flat, titles.items(), strict=True):
+    for ax, method in zip(axes.flat, methods, strict=True):
         strategy, dynamic, shuffled = method.split("-")[0], "DBS" in method, "-BR" in method
         plan = plan_batches(lengths, strategy, batch_size, dynamic, shuffled, **settings)
-        heights = lengths[plan.order]
-        longest = np.repeat([lengths[batch].max() for batch in plan], plan.sizes)
+        heights = lengths[np.concatenate(plan)]
+        longest = np.concatenate([[lengths[batch].max()] * len(batch) for batch in plan])
         colours = [COLOURS[j % len(COLOURS)] for j, batch in enumerate(plan) for _ in batch]
         ax.bar(x, heights, 0.86, color=colours)
         ax.bar(x, longest - heights, 1, bottom=heights, **PADDING)
         epoch = batch_statistics(lengths, plan)
         text = f"ZPR {epoch.zpr:.1%}, ABL {epoch.abl:.0f}, {epoch.n_batches} batches"
         ax.annotate(text, (0, 1), (0, 5), "axes fraction", "offset points", fontsize=9)
-        ax.set_title(title, loc="left", fontweight="bold", fontsize=10, pad=18)
-        ax.set(xlim=(0, n), xticks=range(0, n + 1, 8 if rows == 1 else 12))
+        ax.set_title(method, loc="left", fontweight="bold", fontsize=10, pad=18)
+        ax.set(xlim=(0, n), xticks=range(0, n + 1, 8))
     axes[0, 0].legend([Patch(**PADDING)], ["padding"], **LEGEND)
     for ax in axes[:, 0]:
-        ax.set_ylabel(f"length ({args.unit})")
+        ax.set_ylabel("length (frames)")
     for ax in axes[-1]:
         ax.set_xlabel("clips, in the order of training")
-    save(figure, args, name, content)
+    figure.savefig(path, dpi=200)
 
 
-def draw_histogram(lengths: ndarray, args: Namespace) -> None:
-    """How many clips have which length."""
-    figure = Figure(figsize=(9, 2.6), layout="constrained")
-    axes = figure.subplots()
-    axes.hist(lengths, bins=min(60, int(np.ptp(lengths)) + 1), color=COLOURS[0])
-    for share, style in ((0.5, "-"), (0.99, "--")):
-        length = np.quantile(lengths, share)
-        label = f"{share:.0%} are up to {length:,.0f} long"
-        axes.axvline(length, color="black", linestyle=style, linewidth=1, label=label)
-    axes.set(xlabel=f"length ({args.unit})", ylabel="clips")
-    axes.legend(frameon=False)
-    save(figure, args, "lengths", f"{len(lengths):,} clips, the longest {lengths.max():,}")
-
-
-def draw_parameters(lengths: ndarray, args: Namespace) -> None:
+def draw_parameters(samples: list[ndarray], path: Path, settings: dict[str, float]) -> None:
     """Figure 2: ZPR over each parameter, and an epoch's batch lengths with the value selected."""
-    clips = subset(lengths, args.train_size, 0)
-    n, batch_size = len(clips), args.batch_size
+    lengths, batch_size = samples[0], settings["batch_size"]
+    n = len(lengths)
     bucket_sizes = np.geomspace(min(batch_size, n), n, 40).astype(int)
     numbers_of_bins = np.geomspace(1, max(n // batch_size, 2), 40).astype(int)
     curves = {  # strategy: (colour, label, values of its parameter)
-        "SSB": (COLOURS[0], "local randomisation factor", np.linspace(0, max(2, args.lrf), 41)),
+        "SSB": (COLOURS[0], "local randomisation factor", np.linspace(0, 2, 41)),
         "BKT": (COLOURS[2], "bucket size (clips)", np.unique(bucket_sizes)),
         "ATS": (COLOURS[3], "number of bins", np.unique(numbers_of_bins)),
     }
 
-    def mean_zpr(strategy: str, **parameter: float) -> float:
-        fixed = {"dynamic_batch_size": False, **parameter}
-        return 100 * statistics(lengths, args, min(args.seeds, 5), strategy, **fixed)[0].zpr
+    def zpr_percent(strategy: str, **parameter: float) -> float:
+        fixed = {**settings, "dynamic_batch_size": False, **parameter}
+        return 100 * mean_statistics(samples[:5], strategy, **fixed)[0].zpr
 
     figure = Figure(figsize=(9, 5.6), layout="constrained")
     axes = figure.subplots(2, 3, sharey="row")
-    random_zpr = mean_zpr("RAND")
+    random_zpr = zpr_percent("RAND")
     for column, (strategy, (colour, label, values)) in enumerate(curves.items()):
         above, below = axes[:, column]
         name = PARAMETERS[strategy]
-        points = [mean_zpr(strategy, **{name: value}) for value in values.tolist()]
+        points = [zpr_percent(strategy, **{name: value}) for value in values.tolist()]
         above.plot(values, points, color=colour, linewidth=2)
-        above.axhline(random_zpr, color="#777777", linestyle="--", linewidth=1)
-        where = (0, random_zpr), (4, 2), ("axes fraction", "data"), "offset points"
-        above.annotate("RAND", *where, va="bottom", color="#555555")
-        selected, zpr = getattr(args, name), mean_zpr(strategy)
-        above.plot(selected, zpr, "o", color="black", markersize=5)
-        where = (selected, zpr), (8, -6), "data", "offset points"
-        above.annotate(f"{selected:g}: {zpr:.2f} %", *where, va="top", fontweight="bold")
+        above.axhline(random_zpr, color="#777777", linestyle="--", linewidth=1, label="RAND")
+        zpr = zpr_percent(strategy)
+        selected = f"{settings[name]:g}: {zpr:.2f} %"
+        above.plot(settings[name], zpr, "o", color="black", markersize=5, label=selected)
+        above.legend(frameon=False)
         above.set_title(f"({'abc'[column]}) {strategy}", loc="left", fontweight="bold", fontsize=10)
         above.set(xlabel=label, ylim=(0, 1.12 * random_zpr or 1))
         if strategy != "SSB":
             above.set_xscale("log", base=2)
             above.xaxis.set_major_formatter("{x:g}")
 
-        plan = plan_batches(clips, strategy, batch_size, False, False, **{name: selected})
-        abl = batch_statistics(clips, plan).abl
-        below.plot([clips[batch].max() for batch in plan], color=colour, linewidth=0.8)
+        fixed = {**settings, "dynamic_batch_size": False, "batch_randomization": False}
+        plan = plan_batches(lengths, strategy, **fixed)
+        abl = batch_statistics(lengths, plan).abl
+        below.plot([lengths[batch].max() for batch in plan], color=colour, linewidth=0.8)
         below.axhline(abl, color="black", linewidth=1.2)
-        below.set_title(f"black: ABL {abl:.0f} {args.unit}", loc="left", fontsize=9)
-        below.set(xlabel="batch, before randomisation", ylim=(0, 1.05 * clips.max()))
+        below.set_title(f"black: ABL {abl:.0f} frames", loc="left", fontsize=9)
+        below.set(xlabel="batch, before randomisation", ylim=(0, 1.05 * lengths.max()))
     axes[0, 0].set_ylabel("ZPR (%)")
-    axes[1, 0].set_ylabel(f"batch length ({args.unit})")
-    save(figure, args, "figure2", "the table's parameters, in fixed batches")
-
-
-def save(figure: Figure, args: Namespace, name: str, content: str) -> None:
-    path = args.output_dir / f"{name}.png"
+    axes[1, 0].set_ylabel("batch length (frames)")
     figure.savefig(path, dpi=200)
-    print(f"wrote {path} ({content})")
 
 
-def draw_all(lengths: ndarray, args: Namespace) -> None:
-    """Figures 1 to 3, the picture of the strategies, and the histogram, in ``args.output_dir``."""
-    draw_histogram(lengths, args)
-    draw = partial(draw_batches, subset(lengths, EXAMPLE_CLIPS, 0), args)
-    titles = {"RAND": "(a) RAND", "SB": "(b) SB", "SSB": "(c) SSB"}
-    draw("figure1", 8, FIGURE_LRF, "batches of 8", titles)
-    titles = {f"{method}-DBS": f"{title}-DBS" for method, title in titles.items()}
-    draw("figure3", 8, FIGURE_LRF, "base batch size 8", titles)
-    draw_parameters(lengths, args)
-    titles = {
-        "RAND": "RAND: random",
-        "SB": "SB: sorted",
-        "SSB": f"SSB: semi-sorted, LRF {args.lrf:g}",
-        "BKT": "BKT: buckets of 12",
-        "ATS": "ATS: alternated sorting, 4 bins",
-        "SSB-DBS-BR": "SSB-DBS-BR: dynamic, shuffled",
-    }
-    draw("strategies", 4, args.lrf, "batches of 4, buckets of 12, 4 bins", titles)
+def draw_all(samples: list[ndarray], folder: Path, settings: dict[str, float]) -> None:
+    """Figures 1 to 3, and every strategy on a few clips, in ``folder``."""
+    few = subset(samples[0], min(48, len(samples[0])), 0)
+    paper = {"lrf": 0.15}  # of its Figure 1
+    draw_batches(few, folder / "figure1.png", "RAND SB SSB", 8, paper)
+    draw_parameters(samples, folder / "figure2.png", settings)
+    draw_batches(few, folder / "figure3.png", "RAND-DBS SB-DBS SSB-DBS", 8, paper)
+    small = {"lrf": settings["lrf"], "bucket_size": 12, "n_bins": 4}
+    draw_batches(few, folder / "strategies.png", "RAND SB SSB BKT ATS SSB-DBS-BR", 4, small)
+    print(f"wrote figure1.png to figure3.png and strategies.png in {folder}")
 
 
 def parse_args() -> Namespace:
     parser = ArgumentParser(
-        description="Print what each strategy does with clips of any lengths, by default the "
-        "13,100 of LJSpeech, recommend one, and draw the lengths, every strategy, and the paper's "
-        "Figures 1-3."
+        description="Print a table of what each batching strategy does with clips of any lengths, "
+        "and draw the paper's Figures 1 to 3 of them."
     )
-    source = "numbers, one a line; CSV; Kaldi's utt2dur or utt2num_frames; a manifest in JSON; or "
-    source += "a folder of audio. Seconds become frames of 10 ms"
     add = parser.add_argument
+    source = "a file of numbers, one a line; a CSV file; or a folder of audio. Seconds become "
+    source += f"frames of 10 ms (default: {TRAIN_SIZE:,} of LJSpeech's clips, as in the paper)"
     add("lengths", nargs="?", type=Path, metavar="LENGTHS", help=source)
-    column = "column or JSON key (default: frames, length, samples, tokens, duration, or the only "
-    add("--column", metavar="NAME", help=f"{column}one with numbers)")
-    hop = f"samples per frame; not with LENGTHS (default: {HParams.hop_length})"
-    add("--hop_length", type=positive, metavar="N", help=hop)
-    add("--unit", default="frames", help="of the lengths, for labels (default: %(default)s)")
-    add("--train_size", type=positive, metavar="N", help="N random clips per seed (default: all)")
+    add("--column", metavar="NAME", help="column of the CSV file")
     seeds = "random draws to average over (%(default)s)"
     add("--seeds", type=positive, default=30, metavar="N", help=seeds)
-    for name, what in (
-        ("batch_size", "clips per batch; the base size with DBS"),
-        ("lrf", "SSB's local randomisation factor"),
-        ("bucket_size", "BKT's clips per bucket"),
-        ("n_bins", "ATS's number of bins"),
+    for name, kind, what in (
+        ("batch_size", positive, "clips per batch; the base size with DBS"),
+        ("lrf", float, "SSB's local randomisation factor"),
+        ("bucket_size", positive, "BKT's clips per bucket"),
+        ("n_bins", positive, "ATS's number of bins"),
     ):
-        default, kind = getattr(HParams, name), float if name == "lrf" else positive
+        default = getattr(HParams, name)
         add(f"--{name}", type=kind, default=default, metavar="N", help=f"{what} ({default})")
     target = "choose lrf, bucket_size and n_bins for this ZPR, such as 0.05, with DBS"
     add("--target_zpr", type=float, metavar="ZPR", help=target)
-    add("--paper", action="store_true", help="show the paper's values too")
     folder = Path("runs/batching")
     add("--output_dir", type=Path, default=folder, metavar="DIR", help="for figures (%(default)s)")
     args = parser.parse_args()
-    if args.lengths is not None and args.hop_length is not None:
-        parser.error(f"--hop_length {args.hop_length}: LENGTHS are in frames already; leave it out")
     if args.seeds < 2:
         parser.error(f"--seeds {args.seeds}: use 2 or more, for their spread")
     return args
 
 
-def get_lengths(args: Namespace) -> ndarray:
-    """The lengths from the source that was given."""
-    if args.lengths is not None:
-        return read_lengths(args.lengths, args.column)
-    print("no lengths given; using LJSpeech's")
-    return ljspeech_lengths(args.hop_length or HParams.hop_length)
-
-
 def main() -> None:
     args = parse_args()
-    lengths = get_lengths(args)
-    n = len(lengths)
-    if n < EXAMPLE_CLIPS:
-        raise UserError(f"{n} clips: the figures need {EXAMPLE_CLIPS} or more")
-    train_size = args.train_size or n
-    if train_size > n:
-        raise UserError(f"--train_size {train_size}: use 1 to {n}, all clips")
+    paper = args.lengths is None
+    if paper:
+        lengths = ljspeech_lengths(HParams.hop_length)
+        samples = [subset(lengths, TRAIN_SIZE, seed) for seed in range(args.seeds)]
+    else:
+        samples = [read_lengths(args.lengths, args.column)] * args.seeds
+    settings = {name: getattr(args, name) for name in ("batch_size", *PARAMETERS.values())}
+    make_folder(args.output_dir)
     try:
         if args.target_zpr is not None:
-            clips = subset(lengths, args.train_size, 0)
-            wanted = {"target_zpr": args.target_zpr, "batch_size": args.batch_size}
-            wanted["dynamic_batch_size"] = True  # as recommended
+            wanted = {"batch_size": args.batch_size, "dynamic_batch_size": True}
             for strategy, name in PARAMETERS.items():
-                setattr(args, name, solve_randomness(clips, strategy, **wanted))
-        epochs = all_statistics(lengths, args)
+                settings[name] = solve_randomness(samples[0], strategy, args.target_zpr, **wanted)
+        lines = table(samples, settings, paper)
     except ValueError as error:  # of lrf or target_zpr
         raise UserError(f"--{error}") from None
-    print(f"{train_size:,} of {n:,} clips, batch size {args.batch_size};", end=" ")
+    print(f"{len(samples[0]):,} clips, base batch size {args.batch_size};", end=" ")
     print(f"mean ± sd over {args.seeds} seeds. BR changes none of these.\n")
-    print(*table(epochs, args), "", sep="\n")
-    print(recommendation(lengths, epochs, args), end="\n\n")
-    make_folder(args.output_dir)
+    print(*lines, "", sep="\n")
     with rc_context(STYLE):
-        draw_all(lengths, args)
+        draw_all(samples, args.output_dir, settings)
 
 
 if __name__ == "__main__":

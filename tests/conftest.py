@@ -23,7 +23,7 @@ import train
 from data_utils import Batch, Item, collate
 from hparams import HParams, create_hparams
 from model import Tacotron2
-from training import logger
+from training import checkpoint, logger
 from training.checkpoint import load_newest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -130,7 +130,7 @@ os.setsid()
 os.dup2(os.open(f"{folder}/stdout", os.O_WRONLY), 1)
 os.dup2(os.open(f"{folder}/stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
 os.environ.update(environment)
-from training import logger
+from training import checkpoint, logger
 logger.RunLogger.log_samples = lambda *_: None  # takes longest
 if arguments[0] == "-c":
     sys.argv = arguments[:1] + arguments[2:]
@@ -228,3 +228,35 @@ def build(**changes) -> Tacotron2:
     """A tiny model, which always starts from the same weights."""
     torch.manual_seed(0)
     return Tacotron2(dataclasses.replace(create_hparams(TINY), **changes))
+
+
+def save_model(path: Path, model: Tacotron2, **settings) -> Path:
+    """Saves a model's weights and settings, as train.py and export.py do."""
+    hparams = {**dataclasses.asdict(model.hparams), **settings}
+    state = {"version": checkpoint.VERSION, "state_dict": model.state_dict(), "hparams": hparams}
+    checkpoint.save_checkpoint(path, state)
+    return path
+
+
+def set_gate(model: Tacotron2, logit: float) -> Tacotron2:
+    """Lets a model stop at once (100) or never (-100)."""
+    torch.nn.init.constant_(model.decoder.gate_layer.linear_layer.bias, logit)
+    return model
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a tiny model that speaks until it is cut off."""
+    return save_model(tmp_path_factory.mktemp("trained") / "trained.pt", set_gate(build(), -100))
+
+
+@pytest.fixture(scope="session")
+def stopping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a tiny model that stops after its first frame."""
+    return save_model(tmp_path_factory.mktemp("trained") / "stopping.pt", set_gate(build(), 100))
+
+
+@pytest.fixture
+def data(corpus: Path) -> str:
+    """Overrides that say where the corpus and its mels are."""
+    return f"data_dir={corpus},mel_cache_dir={corpus}/cache"

@@ -19,12 +19,13 @@ from torch import Tensor
 from torch.autograd import grad
 from torch.testing import assert_close
 
-import model as models
+import decoder
 from corpus.clips import Clip
 from data_utils import training_sampler
 from decoder import scan
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
+from model import Decoder
 from training import memory
 
 GPU = torch.cuda.is_available()
@@ -65,19 +66,19 @@ def arguments(*sizes: int) -> list[Tensor]:
 
 
 def outcome(
-    decoder: models.Decoder,
+    of: Decoder,
     inputs: Sequence[Tensor | None],
     implementation: str,
     dtype: torch.dtype,
 ) -> list[Tensor]:
     """A recurrence's outputs, and the gradients that they give to its inputs and weights."""
-    decoder = copy.deepcopy(decoder).to(dtype)
-    decoder.implementation = implementation
+    module = copy.deepcopy(of).to(dtype)
+    module.implementation = implementation
     sequences = [x.detach().to(dtype).requires_grad_() for x in inputs[:3]]
-    decode = decoder._loop if implementation == "reference" else partial(decoder._scan, dtype=None)
+    decode = module._loop if implementation == "reference" else partial(module._scan, dtype=None)
     outputs = decode(*sequences, *inputs[3:])
     loss = sum((output * (1 + output.detach()).cos()).sum() for output in outputs)
-    gradients = grad(loss, [*sequences, *decoder.parameters()], allow_unused=True)
+    gradients = grad(loss, [*sequences, *module.parameters()], allow_unused=True)
     return [*outputs, *(gradient for gradient in gradients if gradient is not None)]
 
 
@@ -92,18 +93,18 @@ def outcome(
     ],
 )
 def test_the_kernels_equal_the_loop(T, B, H, T_in, masked, peak):
-    decoder = build(attention_rnn_dim=H, decoder_rnn_dim=H + 2).decoder.to(DEVICE)
-    decoder.attention_layer.v.linear_layer.weight.data *= peak
+    module = build(attention_rnn_dim=H, decoder_rnn_dim=H + 2).decoder.to(DEVICE)
+    module.attention_layer.v.linear_layer.weight.data *= peak
     sizes = (B, T, 8), (T_in, B, 8), (T_in, B, 6)  # frames, memory, keys: all transposed
     inputs = [torch.randn(size, device=DEVICE).transpose(0, 1) for size in sizes]
     padding = torch.arange(T_in) >= T_in - torch.arange(B)[:, None] % min(T_in, 3)
     masks = [torch.rand(T, B, n) > 0.3 if masked else None for n in (H, H + 2)]
     inputs += [x if x is None else x.to(DEVICE) for x in (padding, *masks)]
-    ours = outcome(decoder, inputs, "triton", torch.float32)
+    ours = outcome(module, inputs, "triton", torch.float32)
     assert ours[2].amax(2).mean() > 0.9 or peak == 1
     assert len(ours) == 3 + 3 + 12  # outputs; gradients of inputs; of weights
     for dtype in (torch.float64, torch.float32):
-        expected = outcome(decoder, inputs, "reference", dtype)
+        expected = outcome(module, inputs, "reference", dtype)
         for of_loop, of_kernels in zip(expected, ours, strict=True):
             assert (of_kernels - of_loop).norm() <= 1e-5 * of_loop.norm()
 
@@ -216,19 +217,21 @@ def test_the_kernels_are_chosen_on_a_gpu_that_can_and_never_end_a_run(monkeypatc
         ((8, 0), torch.bfloat16, "triton"),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        decoder, reason = models.fastest_decoder(gpu, dtype)
-        assert decoder == expected and bool(reason) == (expected == "scan")
-    assert models.fastest_decoder(torch.device("cpu"), None) == ("scan", "")
+        name, reason = decoder.fastest_decoder(gpu, dtype)
+        assert name == expected and bool(reason) == (expected == "scan")
+    assert decoder.fastest_decoder(torch.device("cpu"), None) == ("scan", "")
 
     model = build(decoder="auto").to(DEVICE)
-    monkeypatch.setattr(models, "fastest_decoder", lambda *_: ("triton", ""))
-    assert model.check_fast_path(batch) == [] and model.decoder.implementation == "triton"
+    monkeypatch.setattr(decoder, "fastest_decoder", lambda *_: ("triton", ""))
+    assert decoder.check_fast_path(model, batch) == [] and model.decoder.implementation == "triton"
     monkeypatch.setattr(kernels, "attend", Mock(side_effect=RuntimeError("no kernel image")))
-    (note,) = build(decoder="auto").to(DEVICE).check_fast_path(batch)
+    (note,) = decoder.check_fast_path(build(decoder="auto").to(DEVICE), batch)
     assert "decoder=triton fails (RuntimeError: no kernel image); training uses decoder" in note
-    monkeypatch.setattr(models, "fastest_decoder", lambda *_: ("scan", "Triton cannot be used"))
+    monkeypatch.setattr(decoder, "fastest_decoder", lambda *_: ("scan", "Triton cannot be used"))
     model = build(decoder="auto").to(DEVICE)
-    assert model.check_fast_path(batch) == ["Triton cannot be used; training uses decoder=scan"]
+    assert decoder.check_fast_path(model, batch) == [
+        "Triton cannot be used; training uses decoder=scan"
+    ]
     assert model.decoder.implementation == "scan"
 
 

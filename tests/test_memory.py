@@ -156,7 +156,7 @@ def test_the_search_tries_until_all_fits_or_nothing_does(corpus, settings, monke
     printed = capfd.readouterr().out
     assert "GiB" in printed and "all clips fit in one batch" in printed
     too_much = r"not even the longest clip, of \d+ frames, fits the memory"
-    monkeypatch.setattr(memory, "_capacity_fits", lambda *_: False)
+    monkeypatch.setattr(find_batch_capacity, "capacity_fits", lambda *_: False)
     with pytest.raises(UserError, match=too_much):
         search(monkeypatch, *options)
     assert "GiB" not in capfd.readouterr().out
@@ -165,7 +165,7 @@ def test_the_search_tries_until_all_fits_or_nothing_does(corpus, settings, monke
 @pytest.mark.parametrize("most", [79, 80, 133, 190, 300])
 def test_the_search_finds_the_most(settings, monkeypatch, capsys, most):
     fits = Mock(side_effect=lambda capacity, *_: capacity <= most)
-    monkeypatch.setattr(memory, "_capacity_fits", fits)
+    monkeypatch.setattr(find_batch_capacity, "capacity_fits", fits)
     search(monkeypatch, "--hparams", settings + "hop_length=220")
     tried = [call.args[0] for call in fits.call_args_list]
     largest = max(capacity for capacity in tried if capacity <= most)
@@ -177,7 +177,6 @@ def test_the_search_finds_the_most(settings, monkeypatch, capsys, most):
 def test_the_search_refuses_what_makes_no_sense(monkeypatch):
     for option, message in (
         ("--memory_gib=0", "--memory_gib 0.0: use a number above 0"),
-        ("--tolerance=2", "--tolerance 2.0: use a number between 0 and 1"),
         ("--hparams=dynamic_batch_size=False", "batches have no capacity; leave it out"),
     ):
         with pytest.raises(UserError, match=message):

@@ -24,7 +24,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook as after_eac
 import data_utils
 import train
 from cli import UserError
-from model import Tacotron2
 from training import checkpoint, memory, validation
 from training.checkpoint import checkpoints, load_checkpoint, load_newest
 from training.logger import RunLogger, Sample
@@ -68,7 +67,7 @@ def test_stopped_after_every_batch_and_amid_validations_it_is_the_same_run(
             stop(signal.SIGINT)
         return scores(*args)
 
-    monkeypatch.setattr(Tacotron2, "check_fast_path", lambda *_: [])  # the tests below have it
+    monkeypatch.setattr(train, "check_fast_path", lambda *_: [])  # the tests below have it
     strategy, *options = row.split("-")
     settings += (
         f"batching_strategy={strategy},dynamic_batch_size={'DBS' in options},bucket_size=6,"

@@ -1,24 +1,19 @@
 """Free-running speech and its measures, and scripts/evaluate.py, which prints them."""
 
-import csv
-import errno
-import json
 import math
 import shutil
-from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
-from conftest import build
+from conftest import build, save_model
 
 from cli import UserError
 from scripts import evaluate
 from speech import Spoken, attention_errors, mel_cepstral_distortion, speak
-from training.checkpoint import load_checkpoint, save_checkpoint
 from training.logger import draw_alignment, render
 from training.validation import stop_errors
 
-TRAINED = Path(__file__).parent / "old_run" / "checkpoint_00000003.pt"
 TEXT, FRAMES = "we saw the harbor at noon", 4  # frames per symbol
 HOP = 0.0125  # seconds
 
@@ -138,35 +133,28 @@ def test_a_text_with_dollars_is_a_title_as_it_is():
 
 
 @pytest.fixture
-def evaluated(settings, corpus, tmp_path, capsys):
-    """Evaluate checkpoints on the corpus's validation set: the printed lines and the results."""
+def evaluated(trained, data, corpus, tmp_path, capsys):
+    """Evaluate checkpoints on the corpus's validation set: the printed lines, the table's rows and
+    the clips'."""
 
-    def call(*options, checkpoints=(TRAINED,), changes=""):
-        output = ["-o", f"{tmp_path}/out/result", "--hparams"]
-        data = ",".join(s for s in settings.split(",") if "data_dir" in s or "cache_dir" in s)
-        lists = ["--filelist", f"{corpus}/val.txt"]
+    def call(*options, checkpoints=(trained,), changes=""):
+        output = ["-o", f"{tmp_path}/out/result", "--hparams", f"{data},{changes}"]
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        evaluate.main(
-            ["-c", *map(str, checkpoints), *lists, *output, f"{data},{changes}", *options]
-        )
-        return capsys.readouterr().out, json.loads((tmp_path / "out/result.json").read_text())
+        lists = ["--filelist", f"{corpus}/val.txt"]
+        evaluate.main(["-c", *map(str, checkpoints), *lists, *output, *options])
+        files = (tmp_path / f"out/result{ending}.csv" for ending in ("", "_clips"))
+        return capsys.readouterr().out, *map(pd.read_csv, files)
 
     return call
 
 
-def test_the_same_seed_gives_the_same_numbers(evaluated, tmp_path):
-    printed, [first] = evaluated()
-    with open(tmp_path / "out/result.csv") as file:
-        [row] = csv.DictReader(file)
-    _, [second] = evaluated()
-    for result in (first, second):  # the only one that is a time
-        assert result.pop("real_time_factor") > 0
-    assert first == second
-    assert all(
-        float(row[name]) == value for name, value in first.items() if name in evaluate.COLUMNS
-    )
-    assert f"{first['loss']:.4f}" in printed and len(first["clips"]) == 4
-    assert first["epoch"] and first["never stops"] == 4  # hardly trained
+def test_the_same_seed_gives_the_same_numbers(evaluated, trained, stopping):
+    printed, table, clips = evaluated(checkpoints=(trained, stopping))
+    _, again, same_clips = evaluated(checkpoints=(trained, stopping))
+    assert table.equals(again) and clips.equals(same_clips)
+    assert f"{table['loss'][0]:.3f}" in printed and len(clips) == 2 * 4
+    assert table["never stops"].tolist() == [4, 0] and table["stops early"].tolist() == [0, 4]
+    assert table["any of these %"].tolist() == [100, 100]
 
 
 def speak_targets(monkeypatch, change):
@@ -177,8 +165,7 @@ def speak_targets(monkeypatch, change):
             n = targets[i].size(1)
             steps = torch.arange(n) * len(ids) // n
             alignment = torch.nn.functional.one_hot(steps, len(ids)).float()
-            stopped = n < model.max_decoder_steps
-            yield i, Spoken(*change(targets[i], alignment, ids), stopped)
+            yield i, Spoken(*change(targets[i], alignment, ids), stopped=True)
 
     targets = []
     original = evaluate.open_mels
@@ -196,17 +183,17 @@ def test_targets_are_judged_perfect_and_changed_ones_not(evaluated, corpus, monk
     wavs = [line.partition("|")[0] for line in (corpus / "val.txt").read_text().splitlines()]
     (corpus / "val.txt").write_text("".join(f"{wav}|these are tones\n" for wav in wavs))
     speak_targets(monkeypatch, lambda mel, alignment, ids: (mel, alignment))
-    for changes in ("", "max_decoder_steps=9"):  # which all of the clips exceed
-        printed, [copied] = evaluated(changes=changes)
-        assert copied["distortion"] == copied["duration_error"] == copied["failed"] == 0
-        assert ("note: clips are longer than max_decoder_steps=9" in printed) == bool(changes)
+    _, copied, _ = evaluated()
+    for column in ("MCD (dB)", "duration off by %", "any of these %"):
+        assert copied[column].item() == 0
 
     def late(mel, alignment, ids):
         return mel.repeat_interleave(2, 1), alignment.repeat_interleave(2, 0)
 
     speak_targets(monkeypatch, late)
-    _, [delayed] = evaluated()
-    assert delayed["duration_error"] == pytest.approx(100) and delayed["failed"] == 0
+    _, delayed, _ = evaluated()
+    assert delayed["duration off by %"].item() == pytest.approx(100)
+    assert delayed["any of these %"].item() == 0
 
     def without_a_word(mel, alignment, ids):
         space = max(i for i, symbol in enumerate(ids) if symbol == 11)
@@ -214,76 +201,35 @@ def test_targets_are_judged_perfect_and_changed_ones_not(evaluated, corpus, monk
         return mel[:, kept], alignment[kept]
 
     speak_targets(monkeypatch, without_a_word)
-    _, [shortened] = evaluated()
-    assert shortened["skips"] == 4 and shortened["failed"] == 100
-    assert all(row["skipped"] == ["tones"] for row in shortened["clips"])
+    _, shortened, clips = evaluated()
+    assert shortened["skips"].item() == 4 and shortened["any of these %"].item() == 100
+    assert clips["skipped"].tolist() == ["tones"] * 4
 
 
-def test_it_says_which_checkpoint_speaks_best():
-    def result(name, loss, failed, *distortions):
-        clips = [{"distortion": distortion} for distortion in distortions]
-        mean = sum(distortions) / len(distortions)
-        return {
-            "checkpoint": name, "loss": loss, "failed": failed, "distortion": mean, "clips": clips,
-        }  # fmt: skip
-
-    a, b = result("a", 1, 10.0, 4, 5), result("b", 2, 0.0, 3, 3)
-    assert evaluate.compare([a, b]) == (
-        "a has the lowest loss, but b speaks better: 0.0 % of the clips fail instead of 10.0 %, "
-        "and the distortion is lower by 1.50 +- 0.50 dB (standard error)"
-    )
-    a["clips"], b["clips"] = a["clips"][:1], b["clips"][:1]  # one clip has no standard error
-    assert evaluate.compare([a, b]).endswith("the distortion is lower by 1.00 dB")
-    assert (
-        evaluate.compare([a, result("c", 2, 20.0, 1, 1)])
-        == "a has the lowest loss, and speaks best"
-    )
-    failing = [result(name, 1, 100.0, 4) for name in "ab"]
-    assert evaluate.compare(failing).startswith("a has the lowest loss; none of them speaks")
-
-
-def test_numbers_are_printed_before_they_are_written(evaluated, monkeypatch, capsys):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(evaluate, "write", full)
-    with pytest.raises(OSError, match="No space left"):
-        evaluated()
-    assert TRAINED.name in capsys.readouterr().out
-
-
-def test_what_cannot_be_evaluated_is_refused(evaluated, corpus, tmp_path):
-    lines = (corpus / "val.txt").read_text().splitlines()
-    state, other = load_checkpoint(TRAINED), tmp_path / "other.pt"
-    for name, filelist in (("training_files", "train.txt"), ("validation_files", "val.txt")):
-        state["hparams"][name] = f"{corpus}/{filelist}"
-    save_checkpoint(tmp_path / "own.pt", state)
-    state["hparams"]["validation_files"] = f"{corpus}/train.txt"
-    save_checkpoint(other, state)
-    with pytest.raises(UserError, match=r"other\.pt: has another validation set than .*own\.pt"):
-        evaluated("--filelist", "", checkpoints=(tmp_path / "own.pt", other))
-    changes = ("batch_size", 8, "give --hparams batch_size="), ("hop_length", 256, "evaluate them")
-    for name, value, fix in changes:
-        state = load_checkpoint(TRAINED)
-        state["hparams"][name] = value
-        save_checkpoint(other, state)
-        with pytest.raises(UserError, match=rf"other\.pt: has {name}={value}, .*{fix}"):
-            evaluated(checkpoints=(TRAINED, other))
+def test_what_cannot_be_evaluated_is_refused_before_the_first(
+    evaluated, trained, corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(evaluate, "evaluate", None)
     (tmp_path / "kept.csv").write_text("kept")
-    (tmp_path / "bad.txt").write_text("\n".join([lines[0], "gone.wav|tone"]))
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    for options, message in (
-        (["--filelist", f"{tmp_path}/bad.txt"], r"bad\.txt:2: .*gone\.wav"),
-        (["--filelist", f"{tmp_path}/none.txt"], r"none\.txt"),
-        (["--hparams", "gate_threshold=2"], "gate_threshold"),
-        (["-o", f"{blocked}/result"], "cannot be written"),
-        (["-o", f"{tmp_path}/kept"], r"kept\.csv: exists already; give another -o, or remove it"),
+    shapes = {"batch_size": 8}, {"hop_length": 256}
+    smaller, shorter = (
+        save_model(tmp_path / f"{i}.pt", build(), **settings) for i, settings in enumerate(shapes)
+    )
+    lists = {name: f"{corpus}/{name}.txt" for name in ("train", "val")}
+    own, other = (
+        save_model(tmp_path / f"{name}.pt", build(), validation_files=path)
+        for name, path in lists.items()
+    )
+    for checkpoints, options, message in (
+        ([own, other], ["--filelist", ""], r"val\.pt: has another validation set than .*train\.pt"),
+        ([trained, smaller], [], r"0\.pt: has batch_size=8, .*; give --hparams batch_size=16"),
+        ([trained, shorter], [], r"1\.pt: has hop_length=256, .*; evaluate them apart"),
+        ([trained], ["--hparams", "gate_threshold=2"], "gate_threshold"),
+        ([trained], ["-o", f"{tmp_path}/kept"], r"kept\.csv: exists already; give another -o"),
+        ([trained, tmp_path / "none.pt"], [], "no such checkpoint"),
     ):
         with pytest.raises(UserError, match=message):
-            evaluated(*options)
-    with pytest.raises(UserError, match="no such checkpoint"):
-        evaluated(checkpoints=(TRAINED, tmp_path / "none.pt"))
-    with pytest.raises(UserError, match="--seed: -1: use a whole number"):
-        evaluated("--seed=-1")
-    assert not (tmp_path / "out").exists()
+            evaluated(*options, checkpoints=checkpoints)
+    with pytest.raises(UserError, match=r"val\.txt:\d: has \d+ frames, .*max_decoder_steps=\d+$"):
+        evaluated(changes="max_decoder_steps=9")
+    assert not (tmp_path / "out").exists() and (tmp_path / "kept.csv").read_text() == "kept"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cli import UserError
-from layers import kept_buffers
+from layers import preserved_buffers
 
 _TORCHRUN = torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
 RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE = (  # local: of those on this machine
@@ -68,7 +68,7 @@ def replicated(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> nn.Modu
     if not SEVERAL:
         return model
     replicas = DistributedDataParallel(model)
-    with kept_buffers(model):
+    with preserved_buffers(model):
         loss(replicas).backward()
     model.zero_grad()
     return replicas

@@ -22,7 +22,6 @@ from torch.utils.tensorboard import SummaryWriter
 from cli import UserError
 from corpus.audio import griffin_lim
 from hparams import HParams
-from speech import Spoken
 
 # TensorBoard's tab Custom Scalars: what to look at first. Over epochs, so that strategies compare.
 CHARTS = {
@@ -198,15 +197,17 @@ class RunLogger:
             (self.sample_dir / f"{kind}.wav").write_bytes(wav)
         self.has_targets = True
 
-    def log_speech(self, i: int, spoken: Spoken, step: int, hparams: HParams) -> None:
-        """Log the free-running speech of text ``i`` to TensorBoard and to ``sample/step_STEP_I``,
+    def log_speech(
+        self, i: int, mel: Tensor, alignment: Tensor, step: int, hparams: HParams
+    ) -> None:
+        """Logs the free-running speech of text ``i`` to TensorBoard and to ``sample/step_STEP_I``,
         counted from 1."""
         name, text = f"speech/{i + 1}", hparams.speak_texts[i]
         stem = self.sample_dir / f"step_{step:08d}_{i + 1}"
         frame = hparams.hop_length / hparams.sampling_rate  # seconds
-        pixels = render(draw_speech([spoken.alignment], spoken.mel, text, frame))
+        pixels = render(draw_speech([alignment], mel, text, frame))
         imsave(f"{stem}.png", pixels)
-        sound, wav = griffin_lim(spoken.mel, hparams), io.BytesIO()
+        sound, wav = griffin_lim(mel, hparams), io.BytesIO()
         soundfile.write(wav, sound, hparams.sampling_rate, format="WAV")
         Path(f"{stem}.wav").write_bytes(wav.getvalue())
         self.tensorboard.add_image(f"{name}/alignment", pixels, step, dataformats="HWC")

@@ -1,33 +1,26 @@
-"""Whether a run fits in memory: its largest batches are tried before it starts, and
-scripts/find_batch_capacity.py searches for the largest batch capacity that fits."""
+"""Whether a run fits in memory: its largest batches are tried before it starts."""
 
-import dataclasses
 import math
-import multiprocessing
-import re
-import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import torch
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 
 from batching import EpochBatchSampler
 from cli import UserError
 from corpus.clips import Clip
-from data_utils import Batch, Item, MelDataset, batch_capacity, collate, training_sampler
+from data_utils import Batch, Item, MelDataset, batch_capacity, collate
+from decoder import fall_back_to_scan
 from decoder.scan import STEPS
 from hparams import HParams
-from layers import kept_buffers
+from layers import preserved_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from training.checkpoint import random_state, set_random_state
-from training.device import choose_device, is_out_of_memory, peak_memory, synchronize
+from training.device import is_out_of_memory, synchronize
 
 
 def too_large(batch: Batch) -> str:
@@ -65,8 +58,10 @@ def largest_batches(
     for epoch in epochs:
         sampler.set_epoch(epoch)
         plan = sampler.plan
-        B, starts = plan.sizes, plan.ends - plan.sizes
-        T_in, T_out = (np.maximum.reduceat(n[plan.order], starts) for n in (texts, sampler.lengths))
+        B = np.array([len(batch) for batch in plan])
+        T_in, T_out = (
+            np.array([n[batch].max() for batch in plan]) for n in (texts, sampler.lengths)
+        )
         for kind, sizes in enumerate((B * T_out, B * T_in, B * T_in * T_out, B)):
             j = int(sizes.argmax())
             largest[kind] = max(largest[kind], (int(sizes[j]), tuple(plan[j].tolist())))
@@ -105,11 +100,11 @@ def try_batches(
         except Exception as error:  # a kernel that does not compile for this size, say
             if model.decoder.implementation != "triton":
                 raise
-            print(f"note: {model.decoder.give_up_triton(error)}")
+            print(f"note: {fall_back_to_scan(model.decoder, error)}")
             return fits(model, loss_function, optimizer, items)
 
     states = random_state()
-    with kept_buffers(model), ExitStack() as afterwards:
+    with preserved_buffers(model), ExitStack() as afterwards:
         afterwards.callback(set_random_state, states)
         for items in trials:
             sizes = [*range(len(items), 1, -max(len(items) // 8, 1)), 1]
@@ -162,87 +157,3 @@ def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:
         fits = max(int(fraction * seconds), math.ceil(longest * hop_seconds))
         fix = f"batch_capacity_seconds={fits} (now {seconds:.0f})"
     return f"set {fix}; scripts/find_batch_capacity.py finds the largest that fits"
-
-
-# The search for the largest capacity
-
-
-def find_capacity(
-    clips: Sequence[Clip], hparams: HParams, memory_gib: float | None, tolerance: float
-) -> int | None:
-    """The largest batch capacity, in frames, with which all batches of a run fit in memory; None
-    if all clips fit in one batch. Prints each trial, and runs it in its own process.
-
-    Args:
-        memory_gib: memory to use; None for all of a GPU's, or all that is free now on a CPU.
-        tolerance: largest relative error of the result.
-
-    Raises:
-        UserError: not even the longest clip fits.
-    """
-    lengths = [clip.n_frames for clip in clips]
-    longest, one_batch = max(lengths), max(lengths) * len(lengths)
-    fitting, too_much, capacity = 0, 2 * one_batch, longest
-    while fitting < one_batch and too_much - fitting > tolerance * fitting:
-        if _capacity_fits(capacity, clips, hparams, memory_gib):
-            fitting = capacity
-        else:
-            too_much = capacity
-        if not fitting:
-            raise UserError(
-                f"not even the longest clip, of {longest} frames, fits the memory; remove it, or "
-                "reduce the model"
-            )
-        # Double the capacity while it fits, then bisect.
-        capacity = min(2 * fitting, (fitting + too_much) // 2)
-    return fitting if fitting < one_batch else None
-
-
-def _capacity_fits(
-    capacity: int, clips: Sequence[Clip], hparams: HParams, memory_gib: float | None
-) -> bool:
-    hparams = dataclasses.replace(hparams, batch_capacity=capacity, batch_capacity_seconds=0.0)
-    sampler = training_sampler(clips, hparams)
-    largest, _ = largest_batches(clips, sampler, range(hparams.epochs))
-    batches = [[clips[i] for i in indices] for indices in largest]
-    peak = None
-    with (
-        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
-        suppress(BrokenProcessPool),  # killed, as Linux does when memory runs out
-    ):
-        peak = pool.submit(_measure, hparams, batches, memory_gib).result()
-    seconds = capacity * hparams.hop_length / hparams.sampling_rate
-    n_clips, result = max(map(len, batches)), "too much" if peak is None else f"{peak:.2f} GiB"
-    print(f"{seconds:8.1f} s, largest batches of up to {n_clips:>4} clips: {result}")
-    return peak is not None
-
-
-def _measure(hparams: HParams, batches: list[list[Clip]], memory_gib: float | None) -> float | None:
-    """Peak memory in GiB of training steps on batches as long as these; None if it runs out."""
-    Adam([torch.zeros(1)])  # imports its modules before memory is limited
-    device = choose_device(hparams)
-    if device.type == "cpu":
-        limit = int((memory_gib or free_memory()) * 2**30)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    elif memory_gib:
-        total = torch.cuda.get_device_properties(device).total_memory / 2**30
-        torch.cuda.set_per_process_memory_fraction(min(memory_gib / total, 1.0))
-    try:
-        model = Tacotron2(hparams).to(device)
-    except (RuntimeError, MemoryError):  # not even the weights fit
-        return None
-    loss_function = Tacotron2Loss(
-        hparams.guided_attention_weight, hparams.guided_attention_sigma, hparams.loss
-    )
-    optimizer, n_mels = Adam(model.parameters()), hparams.n_mel_channels
-    for clips in batches:
-        items = [blank(len(clip.ids), clip.n_frames, n_mels) for clip in clips]
-        if not fits(model, loss_function, optimizer, items):
-            return None
-    return peak_memory(device)
-
-
-def free_memory() -> float:
-    """Memory in GiB that a new process could use on this computer."""
-    meminfo = Path("/proc/meminfo").read_text()
-    return int(re.search(r"MemAvailable: *(\d+) kB", meminfo)[1]) / 2**20

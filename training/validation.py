@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from cli import progress_bar
 from data_utils import VALIDATION_SEED, Batch, MelDataset, load_ahead
-from layers import kept_buffers, length_mask
-from loss_function import Tacotron2Loss, alignment_scores
+from layers import length_mask, preserved_buffers
+from loss_function import Tacotron2Loss, distance_from_diagonal
 from model import Output, Tacotron2
 from training.device import full_precision
 from training.distributed import RANK, WORLD_SIZE, broadcast_buffers, gathered
@@ -107,9 +107,32 @@ def validate(
     return means, dict(ChainMap(*all_samples))
 
 
+def alignment_scores(
+    alignment: Tensor, text_lengths: Tensor, mel_lengths: Tensor, band: float = 0.1
+) -> tuple[Tensor, Tensor]:
+    """Scores how closely the attention of each clip follows its text.
+
+    Args:
+        alignment: (B, T_out, T_in)
+        text_lengths, mel_lengths: (B,)
+        band: half the width of the diagonal, as a share of the text
+
+    Returns:
+        diagonality (B,): share of attention within the band, 1 if it is all on the diagonal,
+        about 2 x band if it is random; focus (B,): mean over frames of the largest weight
+    """
+    _, T_out, _ = alignment.shape
+    real = length_mask(mel_lengths, T_out)[:, :, None]  # (B, T_out, 1)
+    distance = distance_from_diagonal(alignment, text_lengths, mel_lengths)  # (B, T_out, T_in)
+    near = distance.abs() <= band
+    diagonality = (alignment * (near & real)).sum((1, 2)) / mel_lengths
+    focus = (alignment * real).amax(2).sum(1) / mel_lengths
+    return diagonality, focus
+
+
 def stop_errors(gate: Tensor, mel_lengths: Tensor, threshold: float) -> Tensor:
-    """Frames (B,) between each clip's last frame and the first whose stop probability exceeds
-    ``threshold``; 1 if it never does. ``gate`` (B, T_out) are logits."""
+    """Returns the frames (B,) between each clip's last frame and the first whose stop probability
+    exceeds ``threshold``; 1 if it never does. ``gate`` (B, T_out) are logits."""
     opens = (torch.sigmoid(gate) > threshold) | ~length_mask(mel_lengths, gate.size(1))
     opens = F.pad(opens, (0, 1), value=True)
     return (opens.int().argmax(1) - (mel_lengths - 1)).abs()
@@ -123,8 +146,8 @@ def precise_batch_norm(
     n_batches: int,
     check_stop: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Within it, batch norm's running means and variances are averages over ``n_batches`` batches
-    of the training ``plan``, drawn at random, with the current weights (Wu and Johnson 2021).
+    """Makes batch norm's running means and variances averages over ``n_batches`` batches of the
+    training ``plan``, drawn at random, with the current weights (Wu and Johnson 2021).
 
     Training's running averages reflect the last few batches, seen with older weights. Training
     itself is not affected.
@@ -140,7 +163,7 @@ def precise_batch_norm(
             yield [batch.to(device)]
 
     devices = [device] if device.type == "cuda" else []
-    with kept_buffers(model):
+    with preserved_buffers(model):
         with torch.random.fork_rng(devices), full_precision():
             torch.manual_seed(VALIDATION_SEED)
             update_bn(batches(), model)
@@ -148,7 +171,7 @@ def precise_batch_norm(
 
 
 def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
-    """Clip ``row`` of a batch without its padding."""
+    """Returns clip ``row`` of a batch without its padding."""
     T_out, T_in = int(batch.mel_lengths[row]), int(batch.text_lengths[row])
     return Sample(
         text,
@@ -161,7 +184,7 @@ def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
 
 
 def warn_of_collapse(alignment: float, best: float) -> None:
-    """Warn if attention had learned the diagonal and has lost it."""
+    """Warns if attention had learned the diagonal and has lost it."""
     if best > 0.5 and alignment < 0.7 * best:
         tqdm.write(
             f"warning: alignment {alignment:.2f} was {best:.2f}: attention collapsed; if it does "

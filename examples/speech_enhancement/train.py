@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from batching import EpochBatchSampler, batch_statistics, split_long
+from batching import EpochBatchSampler, batch_statistics
 
 SAMPLING_RATE = 8000  # Hz
 SNR_RANGE = (-5.0, 10.0)  # dB (Sec. 4)
@@ -89,6 +89,16 @@ def mix(speech: ndarray, noise: ndarray, snr: float) -> ndarray:
     """(T,) speech and noise, which is scaled so that their ratio is ``snr`` dB."""
     gain = np.sqrt(np.square(speech).sum() / (np.square(noise).sum() + 1e-12)) * 10 ** (-snr / 20)
     return (speech + gain * noise).astype(np.float32)
+
+
+def split_long(lengths: list[int], longest: int) -> ndarray:
+    """Cut clips longer than ``longest`` into equal pieces (Sec. 4): (n_pieces, 3), the clip, start
+    and end of each piece, whole clips too."""
+    pieces = []
+    for clip, length in enumerate(lengths):
+        n = math.ceil(length / longest)
+        pieces += [(clip, i * length // n, (i + 1) * length // n) for i in range(n)]
+    return np.array(pieces)
 
 
 class Mixtures(Dataset):

@@ -1,0 +1,392 @@
+"""Filelists, every check of a clip, mel-spectrograms and their cache."""
+
+import math
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import hypothesis
+import librosa
+import numpy as np
+import pytest
+import soundfile
+import torch
+from conftest import write_tone
+from hypothesis import strategies as st
+
+from cli import UserError
+from corpus.audio import MelSpectrogram, griffin_lim
+from corpus.clips import (
+    check_samples,
+    in_threads,
+    load_clips,
+    read_samples,
+    refuse,
+    report_unknown_characters,
+    write_lines,
+)
+from corpus.mels import MelCache, open_mels
+from data_utils import load_data
+from hparams import create_hparams
+from text import text_to_sequence
+
+
+@pytest.fixture
+def hparams(settings):
+    return create_hparams(settings)
+
+
+@pytest.fixture
+def clips(hparams):
+    return load_clips(hparams.training_files, hparams)
+
+
+def load_list(hparams, content):
+    """The clips of a filelist with this content, and with good samples."""
+    path = Path(hparams.data_dir, "list.txt")
+    path.write_text(content, newline="", errors="surrogateescape")
+    clips = load_clips(str(path), hparams)
+    refuse(check_samples(clips, hparams))
+    return clips
+
+
+# Mels
+
+
+@pytest.mark.parametrize("preset", ["nvidia", "paper"])
+def test_mels_are_librosas_and_griffin_lim_inverts_them(preset):
+    """Of a hum, loud and low, then noise that fades away: every level and frequency occurs, and
+    nothing above the hum, where rounding errors would show."""
+    seconds = np.arange(15_000) / 22050
+    hum = 0.9 * np.sin(2 * np.pi * (100 + 20 * seconds) * seconds)
+    noise = np.random.default_rng(0).standard_normal(15_000) * np.geomspace(0.1, 1e-5, 15_000)
+    samples = np.concatenate([hum, noise]).astype(np.float32)
+    hparams = create_hparams(preset=preset)
+    spectrogram = MelSpectrogram(hparams)
+    ours = spectrogram(torch.from_numpy(samples))
+    theirs = librosa.feature.melspectrogram(
+        y=samples,
+        sr=hparams.sampling_rate,
+        n_fft=hparams.filter_length,
+        hop_length=hparams.hop_length,
+        win_length=hparams.win_length,
+        power=1.0,
+        pad_mode="reflect",
+        n_mels=hparams.n_mel_channels,
+        fmin=hparams.mel_fmin,
+        fmax=hparams.mel_fmax,
+    )
+    assert ours.shape == (80, len(samples) // hparams.hop_length + 1)
+    np.testing.assert_allclose(ours, np.log(np.clip(theirs, 1e-5, None)), atol=1e-4)
+    waves = torch.from_numpy(samples).reshape(3, 10_000)
+    torch.testing.assert_close(spectrogram(waves)[1], spectrogram(waves[1]))
+    samples = griffin_lim(ours, hparams)
+    again = spectrogram(torch.from_numpy(samples))
+    assert np.abs(samples).max() <= 1
+    assert (again - ours[:, : again.size(1)]).abs().mean() < 0.3
+
+
+@pytest.mark.parametrize("preset", ["nvidia", "paper"])
+def test_griffin_lim_takes_what_an_untrained_model_says(preset):
+    """Any numbers, of any number of frames. It is always the same sound."""
+    hparams = create_hparams(preset=preset)
+    for n_frames in (0, 1, 2, 3, 9):
+        for level in (0.0, -1e9, 1e9, math.inf, math.nan):
+            mel = torch.randn(80, n_frames)
+            mel[1::2] += level
+            samples = griffin_lim(mel, hparams)
+            assert len(samples) == max(n_frames - 1, 0) * hparams.hop_length
+            assert (np.abs(samples) <= 1).all() and (griffin_lim(mel, hparams) == samples).all()
+
+
+# Filelists
+
+
+def test_what_a_filelist_may_have(corpus, hparams, capsys):
+    """Absolute paths, Windows' line ends, a byte order mark, and a third field, which is not
+    used."""
+    (corpus / "other.txt").write_text(f"{corpus}/9.wav|Dr. Tone\n")
+    clips = load_clips(f"{corpus}/train.txt + {corpus}/other.txt", hparams)
+    assert len(clips) == 9 and clips[0].path == f"{corpus}/0.wav"
+    assert clips[8].location == f"{corpus}/other.txt:1"
+    assert clips[8].ids == text_to_sequence("doctor tone", ["basic_cleaners"])
+    lines = "\ufeff0.wav|a tone|LJ\r\n\r\n1.wav|another\u2028tone\r\n2.wav|three | LJ \n"
+    clips = load_list(hparams, lines)
+    assert [clip.text for clip in clips] == ["a tone", "another\u2028tone", "three"]
+    assert [clip.location[-2:] for clip in clips] == [":1", ":3", ":4"]
+
+
+def test_a_filelist_is_never_replaced(tmp_path):
+    file, lines = tmp_path / "new/list.txt", ["0.wav|ü", "1.wav|b"]
+    write_lines(file, lines)
+    before = file.stat().st_mtime_ns
+    write_lines(file, lines)
+    with pytest.raises(UserError, match=r"/list\.txt: already has 2 lines, which are not the 1 "):
+        write_lines(file, lines[1:])
+    assert file.read_text("utf-8") == "0.wav|ü\n1.wav|b\n" and file.stat().st_mtime_ns == before
+
+
+def test_characters_that_are_not_read_as_written_are_noted(capsys):
+    def notes(texts, settings=""):
+        located = [(f"F:{n}", text) for n, text in enumerate(texts, 1)]
+        report_unknown_characters(located, create_hparams(settings))
+        return capsys.readouterr().out.removeprefix("note: ").splitlines()
+
+    (note,) = notes(["plain", "so [sic", "[sic"])
+    assert note.startswith("F:2: '[' (U+005B) has no symbol and is left out (in 2 texts); change")
+    (note,) = notes(["plain", "Straße über Äpfel", "Käse", "1984"])
+    assert note.startswith("F:2: 'ß' is read as 'ss' (in 2 texts, other letters too); in a languag")
+    alphabet = "text_cleaners=basic_cleaners,symbols=' abcß'"
+    (note,) = notes(["ab ß", "a 1", "1 b"], alphabet)
+    assert note == "F:2: '1' (U+0031) has no symbol and is left out (in 2 texts); spell numbers out"
+    (note,) = notes(["ab ґ"], alphabet)
+    assert note.endswith("change the text, or, before training, add it to the setting symbols")
+
+
+# Checks
+
+
+@pytest.fixture
+def bad_wavs(corpus):
+    tone, _ = soundfile.read(corpus / "0.wav")
+    sounds = {
+        "stereo": np.stack([tone, tone], 1),
+        "empty": tone[:0],
+        "short": tone[:1101],
+        "silent": np.zeros(9000),
+        "constant": np.full(9000, 0.5),
+        "loud": np.sign(tone) * 3,
+        "nan": tone * np.nan,
+    }
+    for name, samples in sounds.items():
+        soundfile.write(corpus / f"{name}.wav", samples, 22050, subtype="FLOAT")
+    for name in ("AIFF", "RF64", "AU"):
+        soundfile.write(corpus / f"{name}.wav", tone, 22050, format=name)
+    soundfile.write(corpus / "rate.wav", tone, 16000)
+    (corpus / "noise.wav").write_bytes(b"this is not sound")
+    for name, other in (("again", 0), ("leak", 10)):
+        (corpus / f"{name}1.wav").symlink_to(corpus / f"{other}.wav")
+        (corpus / f"{name}2.wav").hardlink_to(corpus / f"{other + 1}.wav")
+
+
+# Lines of a filelist, and patterns of what is wrong with them
+BAD_LINES = {
+    "0.wav": "'0.wav' is not path|text; write a path, one |, and the text",
+    "0.wav|a|b|c": "'0.wav|a|b|c' is not path|text",
+    "0.wav|caf\udce9": "byte 0xe9 is not UTF-8; save as UTF-8",
+    "99.wav|ok": "99.wav: no such file; fix its line, or set data_dir",
+    "stereo.wav|ok": "stereo.wav: 2 channels; mix it down to mono",
+    "rate.wav|ok": "rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz (*), or set "
+    "sampling_rate=16000,hop_length=200,win_length=800,filter_length=1024",
+    "short.wav|ok": "short.wav: 1101 samples, too short for a mel; remove * 1103 samples or more",
+    "empty.wav|ok": "empty.wav: 0 samples, too short for a mel; remove * 1103 samples or more",
+    "noise.wav|ok": "noise.wav: not a readable sound file (*); replace it",
+    "AIFF.wav|ok": "AIFF.wav: is AIFF; convert it to wav or flac",
+    "RF64.wav|ok": "RF64.wav: is RF64; convert it to wav or flac",
+    "AU.wav|ok": "AU.wav: is AU; convert it to wav or flac",
+    "2.wav|": "text '' has nothing to speak once cleaned; fix or remove it",
+    "2.wav|...!": "text '...!' has nothing to speak",
+    "2.wav|say {QQ}": "'QQ' in braces is not an ARPAbet phone; use ",
+    "2.wav|a": "text 'a' is one symbol; training needs two or more",
+    "2.wav|" + "a " * 300: "text of 599 symbols, above max_text_length=500; split * raise",
+    "rate.wav|": "rate.wav: sampling rate 16000 Hz; *; and: text '' has nothing to speak",
+}
+BAD_SAMPLES = {
+    "constant.wav|ok": "constant.wav: is silent (peak 0.5); remove its line",
+    "loud.wav|ok": "loud.wav: has a sample of 3, beyond *; scale it down",
+    "nan.wav|ok": "nan.wav: has samples that are not finite; replace it",
+    "silent.wav|ok": "silent.wav: is silent (peak 0); remove its line",
+}
+BAD_IN_TRAINING = {
+    "./0.wav|ok": "0.wav is on train.txt:1 too; keep one",
+    "again1.wav|ok": "again1.wav is on train.txt:1 too; keep one",
+    "again2.wav|ok": "again2.wav is on train.txt:3 too; keep one",
+    "9.wav|ok": "9.wav is on val.txt:1 too; keep one",
+    "leak1.wav|ok": "leak1.wav is on val.txt:2 too; keep one",
+    "leak2.wav|ok": "leak2.wav is on val.txt:3 too; keep one",
+}
+
+
+def write_list(path, good, bad):
+    """Writes a filelist of good and bad lines; the patterns of its problems."""
+    path.write_text("\n".join([*good, *bad]), errors="surrogateescape")
+    return [f"{path.name}:{n}: {pattern}" for n, pattern in enumerate(bad.values(), len(good) + 1)]
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_everything_that_is_wrong_is_in_one_report(corpus, bad_wavs, hparams, cache):
+    """Lists, texts, headers and samples, of both sets."""
+    train, val, good = corpus / "train.txt", corpus / "val.txt", ["0.wav|ok", "", "1.wav|ok"]
+    expected = write_list(train, good, BAD_LINES | BAD_IN_TRAINING)
+    good = ["9.wav|ok", "10.wav|ok", "11.wav|ok"]
+    expected += write_list(val, good, BAD_SAMPLES | BAD_LINES)
+    expected.append(f"{len(expected)} problems")
+    with pytest.raises(UserError) as error:
+        load_data(replace(hparams, cache_mels=cache))
+    lines = sorted(str(error.value).replace(f"{corpus}/", "").split("\n"))
+    for line, pattern in zip(lines, sorted(expected), strict=True):
+        assert fnmatchcase(line, f"{pattern}*")
+    assert not list(corpus.glob("cache/*.*"))
+
+
+def test_what_many_clips_have_in_common_is_listed_once(corpus, bad_wavs, hparams):
+    names = ["stereo", *range(8), "AIFF", *range(8, 12)]
+    lines = "".join(f"{name}.wav|tone\n" for name in names)
+    with pytest.raises(UserError) as error:
+        load_list(replace(hparams, sampling_rate=48000), lines)
+    (line,) = str(error.value).split("\n")
+    assert line.startswith(f"{corpus}/list.txt:1: {corpus}/stereo.wav: sampling rate 22050 Hz")
+    assert line.endswith("(as in 13 more lines)")
+
+
+COMMENTS = b"INFO" + 300 * (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4)
+COMMENTS = b"LIST" + len(COMMENTS).to_bytes(4, "little") + COMMENTS
+CUT = "cut off: its header says 4,410 bytes of samples, but it has 3,410; copy or convert it again"
+
+
+@pytest.mark.parametrize(
+    ("name", "endian", "metadata", "problem"),
+    [
+        ("WAV", "FILE", b"", CUT),
+        ("WAV", "FILE", COMMENTS, CUT),
+        ("WAV", "BIG", b"", CUT),
+        ("WAVEX", "FILE", b"", CUT),
+        ("FLAC", "FILE", b"", "not a readable|not as long as"),
+    ],
+)
+def test_a_cut_is_noticed(corpus, hparams, name, endian, metadata, problem):
+    path = corpus / "x.wav"
+    write_tone(path, 0.1, subtype="PCM_16", format=name, endian=endian)
+    whole = path.read_bytes()
+    whole = whole[:36] + metadata + whole[36:]
+    path.write_bytes(whole)
+    assert len(load_list(hparams, "x.wav|tone")) == 1
+    path.write_bytes(whole[:-1000])
+    with pytest.raises(UserError, match=rf"list\.txt:1: .*/x\.wav: ({problem})"):
+        load_list(hparams, "x.wav|tone")
+
+
+@pytest.mark.parametrize(
+    ("subtype", "bits"),
+    [("PCM_U8", 7), ("PCM_16", 15), ("PCM_24", 23), ("PCM_32", 31), ("FLOAT", 24), ("DOUBLE", 24)],
+)
+def test_every_sample_format_is_scaled_to_one(corpus, hparams, subtype, bits):
+    """In clips of one window, the shortest there are."""
+    samples = 0.9 * np.sin(np.arange(1103) / 20)
+    soundfile.write(corpus / "x.wav", samples, 22050, subtype=subtype)
+    (clip,) = load_list(hparams, "x.wav|ok")
+    read = read_samples(clip, hparams)
+    assert read.dtype == np.float32 and open_mels([clip], hparams)(clip).shape == (4, 10)
+    np.testing.assert_allclose(read, samples, atol=2**-bits + 2**-24)
+
+
+PARTS = ["0.wav", "1.wav", "|", "\n", "\r\n", "\0", "tone", "..", "/", "{", "}"]
+LISTS = st.lists(st.sampled_from(PARTS), max_size=12).map("".join)
+LISTS |= st.binary(max_size=200).map(lambda content: content.decode("utf-8", "surrogateescape"))
+
+
+@pytest.mark.parametrize("lists", [LISTS, st.just("broken.wav|tone")])
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(data=st.data())
+def test_any_list_and_wav_is_read_or_refused(corpus, hparams, lists, data):
+    """The wav is cut anywhere, with bytes of it changed: never an error that is not ours."""
+    content = bytearray((corpus / "3.wav").read_bytes())
+    for offset in data.draw(st.lists(st.integers(0, 60), max_size=4)):
+        content[offset] = data.draw(st.integers(0, 255))
+    (corpus / "broken.wav").write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    hparams = replace(hparams, cache_mels=False)
+    try:
+        clips = load_list(hparams, data.draw(lists))
+    except UserError as error:
+        assert all(f"{corpus}/list.txt" in line for line in str(error).split("\n"))
+    else:
+        mels = open_mels(clips, hparams)
+        for clip in clips:
+            assert clip.ids and mels(clip).shape == (clip.n_frames, 10)
+            assert np.isfinite(mels(clip)).all()
+
+
+# Threads and the mel cache
+
+
+def test_threads_keep_the_order_and_end_early_after_an_error_or_ctrl_c():
+    assert in_threads(lambda i: i * i, range(1000), "squares") == [i * i for i in range(1000)]
+    begun = []
+
+    def interrupt(i):
+        begun.append(i)
+        time.sleep(0.001)
+        if i == 200:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_threads(interrupt, range(5000), "interrupted")
+    assert 200 < len(begun) < 5000
+    with pytest.raises(ZeroDivisionError):
+        in_threads(lambda i: 1 / (i - 5), range(10), "failing")
+
+
+def files(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.glob("cache/*")}
+
+
+def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips):
+    for settings, some, n_missing in (
+        (hparams, clips[1:5], 4),
+        (hparams, clips[2:4], 0),
+        (hparams, clips[:4], 1),
+        (hparams, clips, 3),
+        (hparams, clips[::-1], 0),
+        (replace(hparams, batching_strategy="RAND"), clips[4:], 0),
+        (replace(hparams, mel_fmax=7000.0), clips, 8),
+    ):
+        before = files(corpus)
+        mels, fresh = (open_mels(some, replace(settings, cache_mels=c)) for c in (True, False))
+        for clip in some:
+            np.testing.assert_array_equal(mels(clip), fresh(clip))
+        assert before.items() <= files(corpus).items()
+        assert len(files(corpus)) == len(before) + n_missing
+    write_tone(corpus / "0.wav", 0.1)
+    os.utime(corpus / "0.wav", (0, 0))
+    before, changed = files(corpus), load_clips(hparams.training_files, hparams)
+    open_mels(changed, hparams)
+    assert len(files(corpus)) == len(before) + 1 and before.items() <= files(corpus).items()
+
+
+def test_a_damaged_mel_is_computed_again(hparams, clips):
+    mels = open_mels(clips, hparams)
+    expected, path = mels(clips[0]), MelCache(hparams).path(clips[0])
+    content = path.read_bytes()
+    for damaged in (b"", b"damaged", content[:-100], content + content):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=rf"^{path}: changed or removed .*; run again"):
+            mels(clips[0])
+        np.testing.assert_array_equal(open_mels(clips, hparams)(clips[0]), expected)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_a_sound_that_changes_while_training_is_named(hparams, clips, change):
+    mels, path = open_mels(clips, replace(hparams, cache_mels=False)), Path(clips[3].path)
+    content = path.read_bytes()
+    path.unlink()
+    if change == "replaced":
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"^{path}: changed or removed .*; run again"):
+        mels(clips[3])
+
+
+def test_runs_may_fill_the_cache_at_once(corpus, hparams):
+    clips = load_clips(f"{corpus}/train.txt+{corpus}/val.txt", hparams)
+    fork = multiprocessing.get_context("fork")
+    runs = [fork.Process(target=open_mels, args=(clips, hparams)) for _ in range(3)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+        assert run.exitcode == 0
+    assert not MelCache(hparams).missing(clips) and len(files(corpus)) == len(clips)

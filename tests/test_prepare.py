@@ -1,0 +1,365 @@
+"""scripts/prepare_corpus.py and prepare_ljspeech.py on tiny corpora of tones."""
+
+import os
+import shlex
+import shutil
+import signal
+import tarfile
+import threading
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from conftest import TINY
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli import UserError
+from corpus.audio import MelSpectrogram
+from corpus.clips import Clip, load_clips
+from hparams import HParams, create_hparams
+from scripts import prepare_corpus, prepare_ljspeech
+from speech import load_model
+
+RATE = 22050
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def tone(seconds=0.1, rate=RATE, hertz=220, peak=0.3):
+    return peak * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
+
+
+def write(path, content=None, rate=RATE, **options):
+    """Writes a text, or a sound (a tone unless it is given)."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, str):
+        Path(path).write_text(content, encoding="utf-8", errors="surrogateescape")
+    else:
+        soundfile.write(path, tone(rate=rate) if content is None else content, rate, **options)
+
+
+def call(command):
+    prepare_corpus.main(shlex.split(command))
+
+
+def refusal(command):
+    """The lines in which prepare_corpus refuses these arguments."""
+    with pytest.raises(UserError) as error:
+        call(command)
+    return str(error.value).splitlines()
+
+
+def listed(name):
+    """The lines of both lists, sorted."""
+    paths = (Path(f"filelists/{name}_{part}.txt") for part in ("train", "val"))
+    return sorted(line for path in paths for line in path.read_text().splitlines())
+
+
+def printed_settings(capsys):
+    """The settings of the train.py command that was printed last."""
+    return create_hparams(shlex.split(capsys.readouterr().out.splitlines()[-1])[-1])
+
+
+# Layouts
+
+TEXTS = [f"Text {i}" for i in range(3)]
+
+
+@pytest.mark.parametrize("wav", ["wavs/{}.wav", "wavs/{}.flac", "wav/{}.flac", "{}.flac"])
+def test_a_table_of_texts(wav):
+    for i in range(3):
+        write(f"c/{wav}".format(i))
+    write("c/metadata.csv", "\ufeff0|Text 0\n\n1|No. 1|Text  1\n2|Text 2")
+    call("c --name x")
+    assert listed("x") == [f"{wav.format(i)}|Text {i}" for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("wav", "text"),
+    [
+        ("{}.wav", "{}.txt"),
+        ("deep/er/{}.flac", "deep/er/{}.txt"),
+        ("wav/{}.wav", "txt/{}.txt"),
+        ("dev-clean/p1/7/{}.wav", "dev-clean/p1/7/{}.normalized.txt"),  # LibriTTS
+        ("wav48/p1/{}.wav", "txt/p1/{}.txt"),  # VCTK, and its version of 2019
+        ("wav48_silence_trimmed/p1/{}_mic1.flac", "txt/p1/{}.txt"),
+    ],
+)
+def test_a_text_for_each_clip(wav, text):
+    for i in range(3):
+        write(f"c/{wav}".format(i))
+        write(f"c/{text}".format(i), f"\ufeffText\n{i}")
+    write("c/txt/p1/README.txt", "Read me.")
+    write("c/._0.wav", "what a Mac leaves")
+    write("c/wav48_silence_trimmed/p1/0_mic2.flac")
+    call("c --name x")
+    expected = [f"{wav.format(i)}|Text {i}" for i in range(3)]
+    assert listed("x") == expected
+    if "p1" in wav:
+        write("c/p2/3.wav")  # without a text
+        call("c --name y --speaker p1")
+        assert listed("y") == expected
+
+
+# Checks
+
+
+def test_all_problems_of_a_corpus_are_in_one_list_and_nothing_is_written():
+    """Those of the table's form, beside one each of a header, of samples and of a text."""
+    rows = {
+        "ID|text|normalised text": "ID: no such wav or flac in wavs/, wav/ or beside this list",
+        "0|one|one": "c/wavs/0.wav: 2 channels",
+        "1|silent|silent": "c/wavs/1.wav: is silent",
+        "2||  ": "text '' has nothing to speak",
+        "3|caf\udce9|caf\udce9": "byte 0xe9 is not UTF-8",
+        "../4|up|up": "../4: no such wav or flac",
+        "one column": "1 column(s); use ID|text",
+        "4.wav|a|b": "4.wav: no such wav or flac",
+    }
+    for i in range(5):
+        write(f"c/wavs/{i}.wav")
+    write("c/wavs/0.wav", np.ones((9000, 2)))
+    write("c/wavs/1.wav", np.zeros(9000))
+    write("c/4.wav")  # which the ID ../4 would find
+    write("c/metadata.csv", "\n".join(["4|" + "however long " * 200, *rows]))
+    for n, (line, start) in enumerate(zip(refusal("c --name x"), rows.values(), strict=True), 2):
+        assert line.startswith(f"c/metadata.csv:{n}: {start}")
+    shutil.rmtree("c")
+    for name in "abcd":
+        write(f"d/{name}.wav")
+        write(f"d/{name}.txt", "A text")
+    write("d/b.txt", "This | that")
+    Path("d/c.txt").unlink()
+    starts = "d/b.txt:1: 'This | that' has a |; leave", "d/c.txt:1: c.wav: has no text; write its"
+    for line, start in zip(refusal("d --name x"), starts, strict=True):
+        assert line.startswith(start)
+    assert refusal("d --name x --convert_to d/e") == [
+        "--convert_to d/e: is in the corpus; use another folder"
+    ]
+    assert os.listdir() == ["d"]
+
+
+@pytest.mark.parametrize("rate", [5120, 8000, 16000, 22050, 44100, 96000])
+def test_settings_follow_from_the_rate_and_no_mel_band_is_empty(rate, capsys):
+    for i in range(2):
+        write(f"my data, 'all' [of] it/{i}.wav", rate=rate)
+        write(f"my data, 'all' [of] it/{i}.txt", f"Text {i}")
+    call(f"\"my data, 'all' [of] it\" --sampling_rate {rate} --name mine")
+    hparams = printed_settings(capsys)
+    hop, window, fft = hparams.hop_length, hparams.win_length, hparams.filter_length
+    assert 0 <= hop - 0.0125 * rate < 1 and 0 <= window - 0.05 * rate < 1
+    assert window <= fft < 2 * window and fft.bit_count() == 1  # the next power of two
+    assert (MelSpectrogram(hparams).mel_basis.sum(1) > 0).all()
+    assert load_clips(hparams.training_files, hparams)[0].n_frames == rate // 10 // hop + 1
+
+
+# Languages
+
+
+def write_texts(*texts):
+    for i in range(len(texts)):
+        write(f"c/wavs/{i}.wav")
+    write("c/metadata.csv", "".join(f"{i}|{text}\n" for i, text in enumerate(texts)))
+
+
+def test_german_is_prepared_and_trained_and_its_checkpoint_has_the_alphabet(run, capsys):
+    write_texts("Grüß Gott!", "Öl, süß.", "Wo ist Jörg?", "Über Äpfel", "Die Tür", "Käse")
+    call("c --name de --text_cleaners basic_cleaners")
+    settings = shlex.split(capsys.readouterr().out.splitlines()[-1])[-1]
+    assert settings.endswith("text_cleaners=basic_cleaners,symbols=@filelists/de_symbols.txt")
+    symbols = " !,.?bdefgijkloprstwßäöü"
+    assert Path("filelists/de_symbols.txt").read_text(encoding="utf-8") == f"{symbols}\n"
+    assert run("run", f"{TINY}{settings},batch_size=2,epochs=1,check_memory=False") == 0
+    assert "has no symbol" not in capsys.readouterr().out
+    shutil.rmtree("filelists")
+    assert load_model(Path("run/checkpoint_best.pt")).hparams.symbols == symbols
+
+
+def test_the_alphabet_of_a_corpus_has_all_that_its_texts_have(capsys):
+    """What cannot be a symbol is named."""
+    write_texts("Ёж @ дом_", "ежа 12", "Е\u0308ж ежа дом", "дом_ ж", "ежа, «ё» @ е, жж")
+    call("c --name x --text_cleaners basic_cleaners")
+    symbols = Path("filelists/x_symbols.txt").read_text(encoding="utf-8")
+    assert symbols == " ,12«»адежмоё@\n"
+    printed = capsys.readouterr().out
+    assert "14 symbols; the rarest and their uses are '1' 1, '2' 1, '«' 1, " in printed
+    assert "note: the texts have digits; spell numbers out" in printed
+    assert "note: c/metadata.csv:1: '_' (U+005F) has no symbol and is left out (in 2" in printed
+    write_texts("дом {B}", "...", "дом", "дом", "дом }")
+    lines = refusal("c --name y --text_cleaners basic_cleaners")
+    problems = "'{B}' at character 5 of the text", "text '...' has nothing", "'}' at character 5"
+    for line, n, problem in zip(lines, (1, 2, 5), problems, strict=True):
+        assert line.startswith(f"c/metadata.csv:{n}: {problem}")
+
+
+# The split
+
+
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=40), st.randoms())
+def test_takes_of_a_sentence_are_on_one_side_in_any_order(sentences, random):
+    clips = [Clip(f"{i}.wav", "", [n], 1, "", None) for i, n in enumerate(sentences)]
+    if len({*sentences}) == 1:
+        with pytest.raises(UserError, match=r"^\d+ clips with one text; a split needs at least 2"):
+            prepare_corpus.split(clips)
+        return
+    train, val = prepare_corpus.split(clips)
+    assert {clip.ids[0] for clip in train}.isdisjoint(clip.ids[0] for clip in val)
+    assert train and val and sorted(train + val) == sorted(clips)
+    largest = max(map(sentences.count, sentences))
+    assert abs(len(train) - 0.8 * len(sentences)) <= largest + 0.5
+    again = prepare_corpus.split(random.sample(clips, len(clips)))
+    assert [sorted(part) for part in again] == [sorted(train), sorted(val)]
+
+
+# Conversion
+
+
+def make_pairs(*samples, rate=RATE, **options):
+    for i, sound in enumerate(samples):
+        write(f"s/x/{i}.wav", sound, rate, **options)
+        write(f"s/x/{i}.txt", f"Text {i}.")
+
+
+@pytest.mark.parametrize(("before", "after"), [(48000, 22050), (16000, 22050), (44100, 16000)])
+def test_conversion_averages_channels_and_folds_nothing(before, after):
+    """The second has a tone above the new band, or one within it."""
+    high = 882 if before < after else 14_000
+    left, right = tone(0.5, before, hertz=441), tone(0.5, before, high)
+    make_pairs(np.stack([left, right], 1), tone(rate=before), rate=before, subtype="FLOAT")
+    call(f"s --name x --convert_to d --sampling_rate {after}")
+    with soundfile.SoundFile("d/wavs/x/0.wav") as file:
+        assert (file.channels, file.subtype, file.samplerate) == (1, "PCM_16", after)
+        samples = file.read()
+    expected = (tone(0.5, after, 441) + tone(0.5, after, high) * (high < after / 2)) / 2
+    assert abs(len(samples) - len(expected)) <= 1
+    middle = slice(len(expected) // 10, -len(expected) // 10)
+    np.testing.assert_allclose(samples[: len(expected)][middle], expected[middle], atol=2e-4)
+
+
+def test_samples_of_the_right_rate_stay_as_they_are():
+    steps = np.random.default_rng(0).integers(-(2**15), 2**15, 3000)
+    make_pairs(steps / 2**15, tone(), subtype="PCM_24")
+    call("s --name x --convert_to d")
+    assert (soundfile.read("d/wavs/x/0.wav", dtype="int16")[0] == steps).all()
+
+
+def test_trimming_leaves_a_margin():
+    samples, speech = np.zeros(RATE), slice(RATE // 2, 3 * RATE // 4)
+    samples[speech] = tone(1)[speech]
+    make_pairs(samples, tone())
+    call("s --name x --convert_to d --trim_db 40")
+    loud = np.flatnonzero(trimmed := soundfile.read("d/wavs/x/0.wav")[0])
+    assert loud[-1] - loud[0] == pytest.approx(RATE // 4, abs=5)
+    for margin in (loud[0], len(trimmed) - loud[-1]):
+        assert 0.05 <= margin / RATE < 0.075
+
+
+def test_what_was_converted_is_a_corpus_with_the_same_split(capsys):
+    make_pairs(*[tone(rate=16000)] * 10, rate=16000)
+    call("s --name here --sampling_rate 16000")
+    call("s --name there --convert_to d+e")
+    hparams = printed_settings(capsys)
+    assert hparams.data_dir == "d+e" and len(load_clips(hparams.training_files, hparams)) == 8
+    call("d+e --name again")
+    assert listed("there") == listed("again") == [f"wavs/{line}" for line in listed("here")]
+    (line,) = refusal("s --name there --convert_to d+e")
+    assert line == "d+e: already has files; give another --convert_to, or prepare it"
+
+
+def test_audio_that_cannot_be_converted_is_in_one_list():
+    make_pairs(tone(), tone() * np.nan, 1e5 * tone(), subtype="FLOAT")
+    lines = refusal("s --name x --convert_to d")
+    for i, line in enumerate(lines, 1):
+        assert line.startswith(f"s/x/{i}.txt:1: s/x/{i}.wav: has a sample of ")
+    assert len(lines) == 2
+    assert not Path("d/metadata.csv").exists() and not Path("filelists").exists()
+
+
+# LJSpeech
+
+CORPUS, ARCHIVE = Path("data/LJSpeech-1.1"), Path("data/LJSpeech-1.1.tar.bz2")
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Replies with an archive of eight clips, cut after ``end`` bytes, and counts requests."""
+    rows = [f'C-{i}|No. {i} "as printed.|number {i} "as read.\n' for i in range(8)]
+    write("c/metadata.csv", "".join(rows))
+    for i in range(8):
+        write(f"c/wavs/C-{i}.wav")
+    with tarfile.open("c.tar.bz2", "w:bz2") as tar:
+        tar.add("c", CORPUS.name)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            server.requests += 1
+            if server.interrupted:
+                signal.raise_signal(signal.SIGINT)  # for the main thread, as Ctrl-C is
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(archive)))
+            self.end_headers()
+            self.wfile.write(archive[: server.end])
+
+    archive = Path("c.tar.bz2").read_bytes()
+    for id_list, ids in (("train_ids.txt", "023457"), ("val_ids.txt", "16")):
+        write(id_list, "".join(f"C-{i}\n" for i in ids))
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.requests, server.end, server.interrupted = 0, None, False
+        for name, value in {
+            "SHA256": sha256(archive).hexdigest(),
+            "EXTRACTED_SIZE": 1,
+            "SIZE": 1,
+            "URL": f"http://127.0.0.1:{server.server_port}/a",
+            "ID_LISTS": (Path("train_ids.txt"), Path("val_ids.txt")),
+        }.items():
+            monkeypatch.setattr(prepare_ljspeech, name, value)
+        monkeypatch.setenv("no_proxy", "*")
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_ljspeech_is_downloaded_extracted_checked_and_listed(server, capsys):
+    Path(f"{CORPUS}.unfinished", "left").mkdir(parents=True)  # by a run that was killed
+    prepare_ljspeech.main(["--data_dir", "data"])
+    assert sorted(os.listdir("data")) == [CORPUS.name, ARCHIVE.name]
+    for path in Path("c").rglob("*.*"):
+        assert Path(CORPUS, *path.parts[1:]).read_bytes() == path.read_bytes()
+    assert printed_settings(capsys) == HParams(data_dir=str(CORPUS))
+    names = HParams.training_files, HParams.validation_files
+    for name, ids in zip(names, ("023457", "16"), strict=True):
+        expected = [f'wavs/C-{i}.wav|number {i} "as read.' for i in ids]
+        assert Path(name).read_text().splitlines() == expected
+    shutil.rmtree(CORPUS)
+    prepare_ljspeech.main(["--data_dir", "data"])  # extracts the archive again
+    assert server.requests == 1
+    ARCHIVE.unlink()
+    prepare_ljspeech.main(["--data_dir", "data"])  # finds the corpus
+
+
+@pytest.mark.parametrize("failure", ["cut", "interrupted"])
+def test_after_a_failed_download_the_next_run_starts_afresh(server, failure):
+    server.end, server.interrupted = 99 if failure == "cut" else None, failure == "interrupted"
+    error = UserError if failure == "cut" else KeyboardInterrupt
+    with pytest.raises(error, match="^http://.*; run again, or put LJ" if server.end else None):
+        prepare_ljspeech.main(["--data_dir", "data"])
+    assert os.listdir("data") == []
+    server.end, server.interrupted = None, False
+    prepare_ljspeech.main(["--data_dir", "data"])
+    assert len(os.listdir(CORPUS / "wavs")) == 8
+
+
+def test_the_split_is_that_of_every_version():
+    """80:20, by a hash of each ID: drawn once, and since then a list."""
+    train, val = (path.read_text().splitlines() for path in prepare_ljspeech.ID_LISTS)
+    ids = sorted(train + val)
+    assert len(set(ids)) == 13_100 and train == sorted(train) and val == sorted(val)
+    ranked = sorted(ids, key=lambda name: sha256(f"0 {name}".encode()).digest())
+    assert sorted(ranked[:10_480]) == train
