@@ -121,7 +121,7 @@ def soak(folder: Path, strategy: str, kills: int, epochs: int) -> Counter[str]:
     (folder / "val.txt").write_text("".join(lines[3::4]))
     settings = (
         f"{MODEL},{DATA.format(folder)},batching_strategy={strategy},epochs={epochs},"
-        f"dynamic_batch_size={random.random() < 0.5},num_workers={random.randrange(2)}"
+        f"dynamic_batch_size={random.random() < 0.5}"
     )
     unbroken, broken = folder / "unbroken", folder / "broken"
     finished(start(unbroken, settings), unbroken)

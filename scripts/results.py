@@ -97,7 +97,7 @@ class Run(NamedTuple):
         name = strategy + "-DBS" * dynamic + "-BR" * randomized
         return "RAND" if name == "RAND-BR" else name
 
-    def read_settings(self) -> dict[str, Any]:
+    def relevant_settings(self) -> dict[str, Any]:
         """The settings that may be columns, but for those that its batching does not read."""
         strategy, dynamic, _ = (self.settings[name] for name in NAMED)
         unread = {name for name, strategies in READ_BY.items() if strategy not in strategies}
@@ -193,7 +193,7 @@ def compare(runs: list[Run]) -> Comparison:
     runs = [run for run in runs if not run.epochs.empty]
     if not runs:
         raise UserError("\n".join(notes))
-    settings = pd.DataFrame([run.read_settings() for run in runs], dtype=object)
+    settings = pd.DataFrame([run.relevant_settings() for run in runs], dtype=object)
     settings["training frames"] = [run.epochs.frames.iloc[0] for run in runs]
     settings = settings.loc[:, settings.nunique() > 1]
     names = [run.name for run in runs]
