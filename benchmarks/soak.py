@@ -8,6 +8,7 @@ For every strategy a small model is trained twice on noise: once without a break
 state, bit for bit, and the same metrics, with no line missing or repeated.
 """
 
+import json
 import os
 import random
 import signal
@@ -29,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import STRATEGIES
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
-from scripts.runs import read_metrics
 from training.checkpoint import checkpoints, load_checkpoint, load_newest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,7 +99,7 @@ def kill_once(output: Path, settings: str) -> str | None:
 def outcome(run: Path) -> tuple[list[dict], list[dict]]:
     """Weights and optimizer state, and the metrics that equal runs have in common."""
     _, state = load_newest(run)
-    records = read_metrics(run / "metrics.jsonl")
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     records = [record for record in records if record["event"] != "start"]  # one a resume
     records = [{k: v for k, v in record.items() if k not in TIMED} for record in records]
     return [state["state_dict"], state["optimizer"]["state"]], records
@@ -121,7 +121,7 @@ def soak(folder: Path, strategy: str, kills: int, epochs: int) -> Counter[str]:
     (folder / "val.txt").write_text("".join(lines[3::4]))
     settings = (
         f"{MODEL},{DATA.format(folder)},batching_strategy={strategy},epochs={epochs},"
-        f"dynamic_batch_size={random.random() < 0.5},num_workers={random.randrange(2)}"
+        f"dynamic_batch_size={random.random() < 0.5}"
     )
     unbroken, broken = folder / "unbroken", folder / "broken"
     finished(start(unbroken, settings), unbroken)

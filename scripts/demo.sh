@@ -28,7 +28,7 @@ echo "== SSB-DBS-BR: semi-sorted batches of dynamic size, in random order"
 "$PYTHON" train.py -o runs/demo/SSB-DBS-BR --resume --hparams "$settings"
 
 echo
-"$PYTHON" scripts/compare_runs.py runs/demo/RAND runs/demo/SSB-DBS-BR
+"$PYTHON" scripts/results.py runs/demo
 cat <<END
 
 (Steps are decoder steps per epoch. The paper's GPU times follow them; on a CPU, padding counts too.

@@ -1,79 +1,238 @@
-"""docs/results.md says what the records beside it say."""
+"""How runs are averaged and compared; and that docs/results.md has what its records say."""
 
-import csv
+import json
+import math
 import re
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import permutations
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from scripts import tables
+from batching import batch_statistics, plan_batches
+from cli import UserError
+from hparams import HParams
+from scripts import results
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORT = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-SERIES = (  # arguments of tables.py
-    "docs/results/annealed",
-    "docs/results/common --timing docs/results/timing",
-    "docs/results/ssb_annealed",
-    "docs/results/scratch",
-    "docs/results/long",
-    "docs/results/sweep --sweep batch_size",
+NAN = float("nan")
+
+
+def write_run(folder, name="RAND", seed=0, losses=(1.0,) * 4, minutes=1.0, **changed) -> Path:
+    """A run that is validated every two epochs. ``changed``: settings, and what the run recorded
+    of its start and its epochs."""
+    strategy, *operations = name.split("-")
+    settings = vars(HParams()) | {"seed": seed, "epochs": 2 * len(losses)}
+    settings |= {"batching_strategy": strategy, "dynamic_batch_size": "DBS" in operations}
+    settings["batch_randomization"] = "BR" in operations
+    start = {"device": "CPU", "threads": 2, "decoder": "scan", "precision": "fp32"}
+    start |= {"torch": "2.13", "validation_frames": 60}
+    epoch = {"zpr": 0.1, "abl": 50.0, "n_batches": 4, "total_length": 1000}
+    first = changed.pop("first", 0)  # epochs of the checkpoint that it started from
+    for recorded in (settings, start, epoch):
+        recorded |= {key: changed.pop(key) for key in set(recorded) & set(changed)}
+    assert not changed
+    settings["epochs"] += first
+    epoch |= {"minutes": minutes, "frames_per_second": 540 / minutes / 60}
+    records = [{"event": "start", **start}]
+    for i, loss in enumerate(losses):
+        last = first + 2 * i + 1
+        records += [{"event": "epoch", "epoch": e, **epoch} for e in (last - 1, last)]
+        values = {"loss": loss, "masked_loss": 2 * loss, "diagonality": 0.5}
+        values = {key: None if math.isnan(value) else value for key, value in values.items()}
+        records.append({"event": "validation", "epoch": last, **values})
+    path = folder / name / f"seed{seed}"
+    path.mkdir(parents=True)
+    (path / "hparams.json").write_text(json.dumps(settings))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return path
+
+
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    """Calls results.py and returns what it printed."""
+
+    def printed(*arguments) -> str:
+        monkeypatch.setattr(sys, "argv", ["results.py", *map(str, arguments)])
+        results.main()
+        return capsys.readouterr().out
+
+    return printed
+
+
+def tables(text: str) -> list[dict[str, dict[str, str]]]:
+    """The tables in Markdown: first cell of a row: heading: cell."""
+    found = []
+    for part in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        head, _, *rows = [[c.strip() for c in line.split("|")[1:-1]] for line in part.splitlines()]
+        found.append({row[0]: dict(zip(head, row, strict=True)) for row in rows})
+    return found
+
+
+def test_tables_2_to_4_have_the_means_over_seeds_beside_the_papers(tmp_path, printed):
+    write_run(tmp_path, "SB", 0, [6.0] * 4, 1.0, zpr=0.01, total_length=500, lrf=0.5)
+    for seed, end in ((0, 1.0), (1, 3.0)):
+        losses = [8.0, 5.0, 2.0, end]
+        write_run(tmp_path, "RAND", seed, losses, 2.0 + seed, zpr=0.3 + seed / 50)
+    write_run(tmp_path, "SSB", 0, [4.0] * 4, 2.0)
+    runs, table2, table3, table4 = tables(printed(tmp_path, "--output", tmp_path / "out"))
+    assert list(runs) == list(table2) == ["RAND", "SB", "SSB"]
+    # VL1 after 4 of 8 epochs: (8 + 5 + 2) / 3. VL2 after 6: (5 + 2 + end) / 3, 2.667 and 3.333.
+    # VL3 after 8: (2 + end) / 2, 1.5 and 2.5. VLavg: (5 + 2 + end) / 3.
+    assert table2["RAND"] == {
+        "Batching": "RAND",
+        "Seeds": "2",
+        "ZPR %": "31.00 ± 1.00 (32.02)",
+        "ABL": "50.0 ± 0.0 (773.82)",
+        "min/epoch": "2.500 ± 0.500 (32.82)",
+        "VL1": "5.000 ± 0.000 (0.340)",
+        "VL2": "3.000 ± 0.333 (0.323)",
+        "VL3": "2.000 ± 0.500 (0.312)",
+        "VLavg": "3.000 ± 0.333 (0.325)",
+    }
+    assert runs["RAND"]["validation loss"] == "2.0000 ± 1.0000"
+    assert (runs["RAND"]["time"], runs["SB"]["time"]) == ("+0.0 %", "-60.0 %")
+    assert table3["SB"]["time saved %"] == "60.00 (33.97)"
+    assert table3["SB"]["fewer decoder steps %"] == "50.00"
+    assert table4["SB"]["reduction %"] == "33.33 (6.75)"  # from 6 to 4
+    assert (tmp_path / "out/figure4.png").stat().st_size > 10_000
+    assert table2 == tables((tmp_path / "out/table2.md").read_text())[0]
+
+
+def test_losses_are_smoothed_at_the_papers_stages_as_far_as_they_are_known():
+    for last, expected in ((220, [100, 160, 220]), (44, [20, 32, 44])):
+        epochs = list(range(2, last + 1, 2))
+        assert [epochs[i] for i in results.stages(epochs, 0)] == expected
+        later = [epoch + 30 for epoch in epochs]  # from a checkpoint
+        assert [later[i] for i in results.stages(later, 30)] == [e + 30 for e in expected]
+    curve = [100.0, 90.0, 80.0, 60.0, 50.0, 40.0, 30.0, 20.0, 10.0, 8.0, 6.0]
+    losses = dict(zip(range(2, 23, 2), curve, strict=True))
+    epochs = list(losses)
+    # After 10 epochs: 60, 50, 40; after 16: 30, 20, 10; after 22: 8, 6 and no next.
+    expected = {"VL1": 50, "VL2": 20, "VL3": 7, "VLavg": 164 / 7}
+    assert results.staged(losses, epochs, 0) == pytest.approx(expected)
+    unfinished = {epoch: losses[epoch] for epoch in epochs[:8]}
+    expected = {"VL1": 50, "VL2": NAN, "VL3": NAN, "VLavg": NAN}
+    assert results.staged(unfinished, epochs, 0) == pytest.approx(expected, nan_ok=True)
+    recovered = losses | {16: NAN}  # what follows a loss that is not finite does not count
+    assert results.staged(recovered, epochs, 0) == pytest.approx(expected, nan_ok=True)
+    assert results.staged(losses, epochs[:3], 0) == {}  # smoothing would average all
+
+
+def test_settings_that_differ_are_columns(tmp_path, printed):
+    for name, size, seed, loss in (("RAND", 4, 0, 4.0), ("SB", 16, 0, 1.0), ("SB", 16, 1, 3.0)):
+        write_run(tmp_path, name, seed, [loss] * 4, batch_size=size)
+    text = printed(tmp_path)
+    (rows,) = tables(text)  # the paper's have one batch size
+    assert [(row["batch_size"], row["seeds"]) for row in rows.values()] == [("4", "1"), ("16", "2")]
+    assert "only masked ones compare" in text
+    assert (rows["SB"]["validation loss"], rows["SB"]["masked"]) == ("–", "4.0000 ± 2.0000")
+    write_run(tmp_path / "again", "SB", 1, batch_size=16)
+    with pytest.raises(UserError, match="have the same settings and seed; name one of them"):
+        printed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "note", "column"),
+    [
+        ({"device": "H100"}, "times are not compared: device=CPU in", "time"),
+        ({"threads": 1}, "times are not compared: threads=1 in", "time"),
+        ({"validation_frames": 61}, "losses are left out: validation_frames=60 in", "masked"),
+        ({"mel_fmax": 7000.0}, "losses are left out: mel_fmax=", "masked"),
+    ],
 )
+def test_what_does_not_compare_is_left_out_whichever_run_comes_first(
+    tmp_path, printed, changed, note, column
+):
+    paths = [write_run(tmp_path, name) for name in ("RAND", "SB")]
+    paths.append(write_run(tmp_path, "SSB", **changed))
+    for order in permutations(paths):
+        text = printed(*order)
+        assert note in text
+        for row in tables(text)[0].values():
+            assert (row["time"] == "–", row["masked"] == "–") == (
+                column == "time",
+                column == "masked",
+            )
+
+
+def test_unfinished_and_diverged_runs_count_as_far_as_they_came(tmp_path, printed):
+    write_run(tmp_path, "RAND", 0, [3.0, 2.0, 1.0, 0.5])
+    other = write_run(tmp_path, "RAND", 1, [3.0, 4.0], epochs=8)
+    with open(other / "metrics.jsonl", "a") as file:
+        file.write('{"event": "epo')  # it is being written
+    write_run(tmp_path, "SB", 0, [3.0, NAN, NAN, NAN])
+    (write_run(tmp_path, "SSB") / "metrics.jsonl").unlink()
+    text = printed(tmp_path)
+    rows = tables(text)[0]
+    assert rows["RAND"]["epochs"] == "8/8, 4/8"
+    assert rows["RAND"]["validation loss"] == "3.0000 ± 1.0000"  # after 4 epochs, as both have
+    assert rows["SB"]["validation loss"] == "–"
+    assert "SB/seed0: a loss is not finite" in text
+    assert "SSB/seed0: no epoch has ended yet" in text
+
+
+def test_what_cannot_be_read_is_named(tmp_path, printed):
+    with pytest.raises(UserError, match="holds no run; name the output"):
+        printed(tmp_path)
+    path = write_run(tmp_path)
+    for file, content in (
+        ("metrics.jsonl", "not json\n"),
+        ("metrics.jsonl", '{"event": "epoch", "epoch": 0}\n'),
+        ("hparams.json", '{"gone": 1}'),
+    ):
+        (path / file).write_text(content)
+        with pytest.raises(
+            UserError, match=rf"^{path}/{file}: cannot be read .*; name the [^\n]*$"
+        ):
+            printed(tmp_path)
+
+
+# docs/results.md and the records beside it
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory) -> str:
-    """What tables.py prints for all series, and the code of the report."""
-    folder = tmp_path_factory.mktemp("tables")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        for i, arguments in enumerate(SERIES):
-            output = folder / str(i)
-            patch.setattr(sys, "argv", ["tables.py", *arguments.split(), "--output", str(output)])
-            tables.main()
-    return "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*/*.md"))
+def comparisons():
+    spec = spec_from_file_location("comparisons", ROOT / "docs/results/comparisons.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-@pytest.mark.parametrize("title", ["Table 3: ", "Sweep of batch_size: "])
-def test_a_table_is_what_the_records_give(printed, title):
-    (table,) = re.findall(rf"^\*\*{title}.*?\n\n.*?\n(?=\n)", REPORT, re.S | re.M)
-    assert table.count("\n") > 8 and table.strip() in printed
+def test_a_comparison_is_that_of_a_randomised_block_design(comparisons):
+    logs = comparisons.final_logs("annealed", "loss")
+    table = logs.to_numpy()  # seeds x experiments, complete
+    residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+    df = (len(table) - 1) * (table.shape[1] - 1)
+    sd = math.sqrt((residuals**2).sum() / df)
+    assert comparisons.residual(logs) == (pytest.approx(sd), df)
+    difference = (logs["SSB-DBS-BR"] - logs["RAND"]).mean()
+    half = stats.t(df).ppf(0.975) * sd * math.sqrt(2 / len(table))
+    expected = 100 * np.expm1([difference, difference - half, difference + half])
+    assert comparisons.change(logs.RAND, logs["SSB-DBS-BR"], sd, df) == pytest.approx(expected)
 
 
-def test_every_interval_is_in_a_table(printed, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    exec(REPORT.split("```python")[2].split("```")[0], {})
-    all_printed = printed + capsys.readouterr().out
-    given = re.findall(r"[-+][\d.]+ \([-+][\d.]+ to [-+][\d.]+\)", all_printed)
-    part = REPORT[REPORT.index("## 2. ") :]
-    said = re.findall(r"([-+][\d.]+) %? ?(\([-+][\d.]+ to [-+][\d.]+\))", part)
-    said = [f"{change} {interval}" for change, interval in said]
-    assert len(said) > 20 and set(said) <= set(given)
+def test_every_interval_of_the_report_is_printed(comparisons, capsys):
+    comparisons.main()
+    interval = r"([-+][\d.]+) ?%? (\([-+][\d.]+ to [-+][\d.]+\))"
+    printed = set(re.findall(interval, capsys.readouterr().out))
+    report = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert len(printed) > 20 and set(re.findall(interval, report)) <= printed
 
 
-def test_pictures_and_commands_are_there():
-    for line in REPORT.splitlines():
-        if line.startswith("!["):
-            picture = line.split("(")[1].split(")")[0]
-            assert (ROOT / "docs" / picture).is_file(), picture
-    for word in REPORT.split():
-        if word.startswith("scripts/"):
-            assert (ROOT / word.rstrip("`.,:;)")).is_file(), word
-
-
-def test_the_table_of_speech_is_its_record():
-    with open(ROOT / "docs" / "results" / "speech.csv") as file:
-        records = list(csv.DictReader(file))
-    text = (ROOT / "docs" / "speech.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d+) \| (.+) \|$", text, re.M)
-    assert len(rows) == len(records) == 8
-    for (epoch, row), record in zip(rows, records, strict=True):
-        counts = " | ".join(record[name] for name in ("never stops", "skips", "repeats"))
-        loss, failed, distortion = (
-            float(record[name]) for name in ("masked_loss", "failed", "distortion")
-        )
-        failures = "100" if failed == 100 else f"{failed:.1f}"
-        assert (epoch, row) == (
-            record["epoch"],
-            f"{loss:.2f} | {counts} | {failures} % | {distortion:.1f} dB",
-        )
+@pytest.mark.parametrize("batching", ["RAND", "SB", "SSB", "RAND-DBS", "SB-DBS", "SSB-DBS"])
+def test_the_plans_of_ljspeech_are_those_of_the_report(batching):
+    report = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| {batching} \|.*", report, re.M)[0]
+    n_batches, zpr, _, abl, *_ = re.findall(r"([\d.,]+) ± ([\d.]+)", row)
+    frames = np.loadtxt(ROOT / "filelists/ljspeech_lengths.csv", int, delimiter=",", skiprows=1)
+    lengths = (2 * frames[:, 0] - 1) * 256 // (2 * 276) + 1  # at a hop of 276 samples
+    clips = np.random.default_rng(0).choice(lengths, 10_480, replace=False)
+    strategy, _, dynamic = batching.partition("-")
+    plan = plan_batches(clips, strategy, batch_size=16, dynamic_batch_size=bool(dynamic))
+    ours = batch_statistics(clips, plan)
+    for value, (mean, sd) in ((ours.n_batches, n_batches), (100 * ours.zpr, zpr), (ours.abl, abl)):
+        assert abs(value - float(mean)) <= 5 * float(sd) + 0.05

@@ -1,34 +1,28 @@
 """run_all.py as its users call it: on a corpus of tones, with a tiny model."""
 
 import importlib
-import io
-import itertools
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 
-import data_utils
 from cli import UserError, exit_on_user_error
 from hparams import HParams, create_hparams, format_overrides
-from scripts import plot_batching, prepare_corpus, run_all
-from scripts.paper import BATCHING, EXPERIMENTS, experiment_settings
-from scripts.plot_batching import ljspeech_lengths, subset
-from scripts.runs import difference
+from scripts import run_all
 from tests.conftest import TINY, WORDS, records, write_tone
 from training.logger import RunLogger
 
 ROOT = Path(__file__).resolve().parent.parent
+NAMES = "RAND BKT-BR SSB-DBS-BR"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +40,9 @@ def tones(tmp_path_factory) -> Path:
 def arguments(tones: Path, output: Path, *more: str, **settings) -> list[str]:
     settings = {"batch_size": 2, "epochs_per_checkpoint": 1, "check_memory": False} | settings
     overrides = f"{TINY}mel_cache_dir={tones}/cache,{format_overrides(settings)}"
-    return ["--corpus", str(tones), "--output", str(output), "--hparams", overrides, *more]
+    only = [] if any("--only" in option for option in more) else ["--only", NAMES]
+    options = ["--corpus", str(tones), "--output", str(output), "--hparams", overrides]
+    return [*options, "--epochs", "2", *only, *more]
 
 
 def parse(*args: str):
@@ -54,7 +50,7 @@ def parse(*args: str):
         return run_all.parse_args()
 
 
-def call_here(program: str, *args: object, jobs=None) -> int:
+def call_here(program: str, *args: object, must: bool = False) -> int:
     """In place of run_all.call: in this process, which has imported PyTorch already."""
     print("called", program, *args)
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
@@ -63,369 +59,193 @@ def call_here(program: str, *args: object, jobs=None) -> int:
         try:
             exit_on_user_error(module.main)
         except SystemExit as end:
-            if isinstance(end.code, int):
-                return end.code
-            print(end.code)
-            return 1
+            if must and end.code:
+                raise
+            if isinstance(end.code, str):
+                print(end.code)
+            return end.code if isinstance(end.code, int) else bool(end.code)
     return 0
 
 
-def run(*args: str, status: int = 0, call=call_here) -> str:
-    """Run run_all.py; what it prints."""
-    handler, printed = signal.getsignal(signal.SIGTERM), io.TextIOWrapper(io.BytesIO())
-    with patch.object(run_all, "call", call), redirect_stdout(printed), redirect_stderr(printed):
-        ended = call_here("scripts/run_all.py", *args)
-    printed.seek(0)
-    printed = printed.read().partition("\n")[2]  # without "called"
-    assert ended == status, printed
-    signal.signal(signal.SIGTERM, handler)
-    return printed
+@pytest.fixture
+def run(capfd):
+    """Runs run_all.py; returns what it printed."""
+
+    def run(*args: str, status: int = 0, call=call_here) -> str:
+        handler = signal.getsignal(signal.SIGTERM)
+        with patch.object(run_all, "call", call):
+            ended = call_here("scripts/run_all.py", *args)
+        signal.signal(signal.SIGTERM, handler)
+        printed = "".join(capfd.readouterr())
+        assert ended == status, printed
+        return printed
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def series(tones, tmp_path_factory) -> tuple[Path, str]:
-    """All ten experiments, two epochs each; their folder and what was printed."""
-    output = tmp_path_factory.mktemp("series") / "table2"
-    return output, run(*arguments(tones, output, "--epochs", "2"))
+def series(tones, tmp_path_factory) -> Path:
+    """Two epochs of each of NAMES; the folder that they were started in."""
+    folder = tmp_path_factory.mktemp("series")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(run_all, "call", call_here)
+        assert call_here("scripts/run_all.py", *arguments(tones, Path("out"))) == 0
+    return folder
 
 
-def test_ten_experiments_are_trained_and_reported(series):
-    output, printed = series
-    plans, *calls = printed.split("called train.py -o ")
-    for name, call in zip(EXPERIMENTS, calls, strict=True):
-        folder = output / name / "seed0"
+@pytest.fixture
+def here(series, tmp_path, monkeypatch) -> Path:
+    """A copy of ``series``, which is the current folder."""
+    folder = shutil.copytree(series, tmp_path / "here")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_every_experiment_is_trained_and_compared(series):
+    for name in NAMES.split():
+        folder = series / "out" / name / "seed0"
         settings = json.loads((folder / "hparams.json").read_text())
-        expected = experiment_settings(name) | {"seed": 0, "epochs": 2, "batch_size": 2}
-        assert expected.items() <= settings.items() and call.startswith(f"{folder} --resume")
-        epoch = records(folder, "epoch")[0]
-        plan = "{n_batches} {zpr:.2%} {abl:.1f} {total_length}".format(**epoch).replace("%", "")
-        assert f"{name} seed 0 0/2 {plan}\n" in re.sub(" +", " ", plans.replace(",", ""))
-        assert epoch["n_batches"] < 8 if "DBS" in name else epoch["n_batches"] == 8
-    _, val = data_utils.load_data(create_hparams(base=HParams(**settings)))
-    start = records(folder, "start")[0]
-    assert start["validation_frames"] == sum(clip.n_frames for clip in val)
-    for text in ("16 training and 4 validation clips", " decoder steps to go", "GB of disk"):
-        assert text in plans
-    assert "training left" not in plans and "FAILED" not in printed and "Missing" not in printed
-    assert len(re.findall(": done; about .* of training left\n", printed)) == 10
-    for name in ("table1", "table2", "table3", "table4", "conclusions"):
-        assert (output / "tables" / f"{name}.md").read_text() in printed
-    assert len(list((output / "figures").glob("*.png"))) == 7
+        strategy, *operations = name.split("-")
+        assert settings["batching_strategy"] == strategy
+        assert settings["dynamic_batch_size"] == ("DBS" in operations)
+        assert settings["batch_randomization"] == ("BR" in operations)
+        assert (settings["seed"], settings["epochs"], settings["batch_size"]) == (0, 2, 2)
+        assert (settings["bucket_size"] < HParams.bucket_size) == (strategy == "BKT")
+        assert [record["epoch"] for record in records(folder, "epoch")] == [0, 1]
+    table = (series / "out/table2.md").read_text()
+    assert all(f"{name} |" in table for name in NAMES.split())
 
 
-def test_a_second_call_waits_for_others_and_what_is_finished_stays(series, tones):
-    def times() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in output.glob("*/seed0/[!l]*")}
-
-    output, _ = series
-    before = times()
-    with patch.object(run_all, "locked", wraps=run_all.locked) as locked:
-        printed = run(*arguments(tones, output, "--epochs=2"))
-    # For another call, and for each training that a killed one may have left.
-    waited = [call.args[0] for call in locked.call_args_list if call.kwargs["wait"]]
-    assert waited == [output, *sorted(output / name / "seed0" for name in EXPERIMENTS)]
-    assert printed.count(": finished, 2 epochs") == 10 and "called train.py" not in printed
-    new = ["--epochs=2", "--only=RAND", "--seeds=7000"]
-    for message, options in (
-        (f"--epochs 1: {output}/RAND/seed0 has 2; give at", arguments(tones, output, "--epochs=1")),
-        ("lists other clips than these; give anoth", arguments(tones, output, "--limit=10")),
-        ("and this call lrf=0.5; give the same", arguments(tones, output, *new, lrf=0.5)),
-        ("and this call n_bins=7; give the same", arguments(tones, output, *new, n_bins=7)),
-    ):
-        assert message in run(*options, status=2)
-    assert times() == before and len(before) > 40
-
-
-def test_called_again_it_resumes_a_broken_run_and_goes_on_after_a_failed_one(
-    series, tones, tmp_path
-):
-    output = shutil.copytree(series[0], tmp_path / "table2")
-    newest = output / "BKT-BR/seed0/checkpoint_00000016.pt"
-    newest.unlink()
-    for path in (output / "RAND/seed0").glob("checkpoint_*.pt"):
+def test_called_again_it_skips_what_is_finished_and_resumes_the_others(here, tones, run):
+    before = (here / "out/BKT-BR/seed0/metrics.jsonl").read_bytes()
+    for path in here.glob("out/RAND/seed0/checkpoint_*.pt"):
         path.unlink()  # to free space: its records say that it has finished
-    for path in (output / "SB-BR/seed0").glob("checkpoint_*.pt"):
+    newest = here / "out/BKT-BR/seed0/checkpoint_00000016.pt"
+    newest.unlink()
+    for path in here.glob("out/SSB-DBS-BR/seed0/checkpoint_*.pt"):
         path.write_bytes(b"damaged")
-    printed = run(*arguments(tones, output, "--epochs=2", "--only=RAND SB-BR BKT-BR"), status=1)
-    assert re.search("^BKT-BR, seed 0 +1/2 ", printed, re.MULTILINE)
-    assert re.search(r"of training left\n\[1/3\] RAND, seed 0: finished", printed)
-    assert "checkpoint_00000016.pt: not a checkpoint, or damaged" in printed
-    assert "[2/3] SB-BR, seed 0: FAILED with status 2; continuing" in printed
-    assert "[3/3] BKT-BR, seed 0: done" in printed
-    assert "FAILED: SB-BR, seed 0; see above" in printed.split("called scripts/fig")[1]
-    validations = [records(folder / "BKT-BR/seed0", "validation") for folder in (output, series[0])]
-    assert validations[0][0]["loss"] == validations[1][0]["loss"] and newest.exists()
+    lines = (here / "out/SSB-DBS-BR/seed0/metrics.jsonl").read_text().splitlines()
+    (here / "out/SSB-DBS-BR/seed0/metrics.jsonl").write_text("\n".join(lines[:9]))
+    printed = run(*arguments(tones, Path("out"), f"--only={NAMES} SB"), status=1)
+    assert "[1/4] RAND, seed 0: finished\n" in printed
+    assert "[2/4] BKT-BR, seed 0: done\n" in printed and newest.exists()
+    assert "[3/4] SSB-DBS-BR, seed 0: FAILED with status 2; continuing" in printed
+    assert "[4/4] SB, seed 0: done\n" in printed
+    assert "FAILED: SSB-DBS-BR, seed 0; see above" in printed.split("called scripts/results")[1]
+    after = (here / "out/BKT-BR/seed0/metrics.jsonl").read_bytes()
+    losses = [re.findall(rb'"validation".*?"loss": ([\d.]+)', log) for log in (before, after)]
+    assert losses[0] == losses[1] != []
+    assert run(*arguments(tones, Path("out"), "--only=RAND BKT-BR SB")).count(": finished") == 3
 
 
-def test_every_run_starts_from_the_checkpoint_of_its_seed(series, tones, tmp_path):
-    start, output = series[0] / "RAND", tmp_path / "common"
-    options = ["--start", str(start), "--output", str(output), "--only", "RAND SSB-DBS-BR"]
-    options += ["--hparams", "learning_rate=5e-4"]
-    printed = run(*options, "--epochs", "3")
-    before = json.loads((start / "seed0/hparams.json").read_text())
-    for name in ("RAND", "SSB-DBS-BR"):
-        folder = output / name / "seed0"
-        assert f"train.py -o {folder} -c {start}/seed0/checkpoint_00000016.pt --h" in printed
-        assert re.search(rf"^{name}, seed 0 +2/3 ", printed, re.MULTILINE)
+def test_every_run_starts_from_the_checkpoint_of_its_seed(here, run):
+    options = ["--start", "out/RAND", "--output", "common", "--only", "RAND SSB-DBS-BR"]
+    options += ["--hparams", "learning_rate=5e-4,batch_capacity=200", "--epochs", "3"]
+    (here / "common/RAND/seed0").mkdir(parents=True)
+    (here / "common/RAND/seed0/metrics.jsonl").touch()  # stopped before its first checkpoint
+    printed = run(*options)
+    before = vars(create_hparams(base=run_all.recorded_hparams(here / "out/RAND/seed0")))
+    for name, capacity in (("RAND", 0), ("SSB-DBS-BR", 200)):  # which only DBS reads
+        folder = here / "common" / name / "seed0"
+        start = "-c out/RAND/seed0/checkpoint_00000016.pt --h"
+        assert f"train.py -o common/{name}/seed0 {start}" in printed
         assert [record["epoch"] for record in records(folder, "epoch")] == [2]
-        after = json.loads((folder / "hparams.json").read_text())
-        assert (experiment_settings(name) | {"learning_rate": 5e-4, "epochs": 3}).items() <= (
-            after.items()
-        )
+        after = vars(run_all.recorded_hparams(folder))
+        assert (after["learning_rate"], after["batch_capacity"]) == (5e-4, capacity)
         changed = {key for key in before if before[key] != after[key]}
-        lists = {"training_files", "validation_files"}
-        assert changed <= {*BATCHING, *lists, "learning_rate", "epochs"}
-    assert run(*options, "--epochs=3").count(": finished, 3 epochs") == 2
-    for capacity in ("--hparams=batch_capacity=80", "--sweep=batch_capacity=80,90"):
-        assert parse("--start", str(start), capacity).settings["batch_capacity"] == 80
-    for message, more in (
-        ("checkpoint_00000016.pt has 2 already; give more", ["--epochs=2"]),
-        ("has data and settings of its own; leave out --corpus", [f"--corpus={tones}"]),
-        ("RAND/seed7: holds no run; name", ["--seeds=7"]),
-    ):
-        assert message in run(*options, *more, status=2)
+        assert changed <= {*run_all.BATCHING, "learning_rate", "epochs", "batch_capacity"}
+    assert run(*options).count(": finished") == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_ends_its_training_and_says_how_to_go_on(
-    tones, tmp_path, monkeypatch, number
-):
-    (tmp_path / "train.py").write_text(
+def test_interrupted_it_ends_its_training_first(here, tones, run, monkeypatch, number):
+    (here / "train.py").write_text(
         "import os, pathlib, signal, time\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
         "time.sleep(1)  # by then run_all.py waits for it\n"
         f"os.kill(os.getppid(), {int(number)})\n"
         "signal.sigwait([signal.SIGTERM])\n"
         "time.sleep(0.1)  # it saves\n"
-        f"pathlib.Path('{tmp_path}/saved').touch()\n"
+        "pathlib.Path('saved').touch()\n"
     )
-    options = arguments(tones, tmp_path / "out", "--only", "RAND SB")
-    monkeypatch.setattr(run_all, "ROOT", tmp_path)
-    printed = run(*options, status=128 + number, call=run_all.call)
-    assert (tmp_path / "saved").exists()  # before run_all.py ended
-    assert "stopping; run the same command again to continue" in printed
-    assert "[2/2]" not in printed and "tables" not in printed
+    call = run_all.call
 
+    def call_train(program: str, *args: object, **options) -> int:
+        return (call if program == "train.py" else call_here)(program, *args, **options)
 
-def test_experiments_that_the_paper_lacks_are_trained_on_a_converted_corpus(
-    tones, tmp_path, monkeypatch, capsys
-):
-    """With the settings that prepare_corpus.py prints for train.py, at another sampling rate."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plot_batching, "draw_all", lambda samples, *_: print(samples[0].tolist()))
-    options = "--name", "low", "--sampling_rate", "16000", "--convert_to", "low"
-    prepare_corpus.main([str(tones), *options])
-    settings = shlex.split(capsys.readouterr().out.splitlines()[-1])[-1]
-    settings += f",batch_size=2,mel_cache_dir=cache,{TINY}"
-    names = ["RAND-DBS", "ATS-DBS-BR"]
-    options = "--output=out", "--epochs=1", f"--only={' '.join(names)}", f"--hparams={settings}"
-    printed = run(*options)
-    assert "[2/2] ATS-DBS-BR, seed 0: done" in printed and "FAILED" not in printed
-    for name, strategy in zip(names, ("RAND", "ATS"), strict=True):
-        settings = json.loads(Path(f"out/{name}/seed0/hparams.json").read_text())
-        assert settings["dynamic_batch_size"] and settings["batching_strategy"] == strategy
-        assert settings["data_dir"] == "low" and settings["sampling_rate"] == 16000
-        assert f"\n| {name} | 1 | " in printed
-    clips = data_utils.load_data(create_hparams(base=HParams(**settings)))[0]
-    assert f"\n{[clip.n_frames for clip in clips]}\n" in printed
-
-
-def test_a_sweep_trains_each_value_and_compares_them(tones, tmp_path, series):
-    output, swept = tmp_path / "out", ("--epochs=2", "--sweep=batch_size=2,4")
-    options = [option.replace("batch_size=2,", "", 1) for option in arguments(tones, output)]
-    printed = run(*options, *swept)
-    plans = re.sub(" +", " ", printed.partition("called")[0].replace(",", ""))
-    for size, name in itertools.product((2, 4), ("SSB-BR", "SSB-DBS-BR")):
-        folder = output / f"{name},batch_size={size}" / "seed0"
-        settings = json.loads((folder / "hparams.json").read_text())
-        assert (experiment_settings(name) | {"batch_size": size}).items() <= settings.items()
-        epoch = records(folder, "epoch")[0]
-        plan = "{n_batches} {zpr:.2%} {abl:.1f} {total_length}".format(**epoch).replace("%", "")
-        assert f"{name}batch_size={size} seed 0 0/2 {plan}\n" in plans
-        assert re.search(rf"^\| {name} \| {size} \| 1 \| {epoch['n_batches']}.0", printed, re.M)
-    assert "GB of disk up to 0.01 GB a run" in plans and "plot_batching" not in printed
-    assert (output / "tables/sweep.md").read_text() in printed
-    assert [path.name for path in (output / "figures").iterdir()] == ["sweep.png"]
-    assert run(*options, *swept).count(": finished, 2 epochs") == 4
-    for message, folder, more in (
-        ("and this call batch_size=16; give the same", output, []),
-        ("is not of this sweep; give another --output", output, ["--sweep=lrf=0.1,0.2"]),
-        ("/ATS-BR/seed0: is not of this sweep; give another --output", series[0], swept),
-        ("train.txt has 16 clips; use at most 16", output, ["--sweep=batch_size=2,32"]),
-    ):
-        options = [option.replace(str(output), str(folder)) for option in options]
-        assert message in run(*options, *more, status=2)
-        options = [option.replace(str(folder), str(output)) for option in options]
-
-
-def test_a_capacity_is_swept_over_dynamic_experiments_alone(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    clips = [SimpleNamespace(n_frames=n) for n in [20, 30, 40, 50] * 40]
-    args = parse("--sweep=batch_capacity_seconds=10,2.5", "--seeds=0 1000")
-    assert args.output == run_all.ROOT / "runs/sweep_batch_capacity_seconds"
-    assert args.settings["batch_capacity_seconds"] == 2.5  # which all clips must fit
-    jobs = run_all.make_jobs(args, clips)
-    folders = [f"SSB-DBS-BR,batch_capacity_seconds={value}" for value in ("10", "2.5")]
-    assert [job.folder.parent.name for job in jobs] == folders * 2
-    assert [job.batches.n_batches for job in jobs[:2]] == [8, 35]
-    for job in jobs:
-        assert create_hparams(job.overrides) == job.hparams
+    monkeypatch.setattr(run_all, "ROOT", here)
+    options = arguments(tones, Path("out"), "--only=SB SSB")
+    printed = run(*options, status=128 + number, call=call_train)
+    assert (here / "saved").exists()  # before run_all.py ended
+    assert "run the same command again to continue" in printed and "[2/2]" not in printed
 
 
 @pytest.mark.parametrize(
-    ("options", "only"),
+    ("options", "message"),
     [
-        (["--sweep=batch_size=4,8"], ["SSB-BR", "SSB-DBS-BR"]),
-        (["--sweep=n_bins=4,8"], ["ATS-BR", "ATS-DBS-BR"]),
-        (["--sweep=learning_rate=1e-3,1e-4", "--only=RAND"], ["RAND"]),
-        # With a capacity of its own, DBS does not read the base batch size.
-        (["--sweep=batch_size=4,8", "--hparams=batch_capacity=900"], ["SSB-BR"]),
+        (["--only=RAND SBB"], "--only: 'RAND SBB': use some of RAND SB-BR "),
+        (["--seeds=0 x"], "--seeds: x: use a whole number"),
+        (["--hparams=seed=1"], "--hparams: seed is set by --seeds; leave it out"),
+        (["--hparams=data_dir=x"], "leave data_dir and the filelists out of --hparams"),
+        (["--start=out/RAND"], "has data and settings of its own; leave out --corpus"),
+        (["--corpus=gone"], "gone: no such folder"),
+        (["--hparams=lrf=0.5"], "has lrf=0.1, and this call lrf=0.5; give the same, or another"),
     ],
 )
-def test_a_sweep_is_of_experiments_that_use_the_setting(options, only):
-    assert parse(*options).only == only
+def test_a_refused_call_trains_nothing(here, tones, run, options, message):
+    before = {path: path.stat().st_mtime_ns for path in here.glob("out/**/*")}
+    printed = run(*arguments(tones, Path("out"), *options), status=2)
+    assert message in printed and "called train.py" not in printed
+    assert {path: path.stat().st_mtime_ns for path in here.glob("out/**/*")} == before
 
 
-def test_interrupted_during_the_imports_it_prints_nothing(tmp_path):
-    """Numpy stands for what is being imported."""
-    code = "print('importing', flush=True)\nimport time\ntime.sleep(60)"
-    (tmp_path / "numpy.py").write_text(code)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [sys.executable, ROOT / "scripts/run_all.py"]
-    process = subprocess.Popen(command, env=environment, **options)
-    assert process.stdout.readline() == "importing\n"
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60) == ("", "") and process.returncode == -signal.SIGINT
+def test_what_no_run_can_start_with_ends_the_series(here, tones, run):
+    printed = run(*arguments(tones, Path("new"), "--hparams=batch_size=64"), status=2)
+    assert "use at most 16" in printed and printed.count("called train.py") == 1
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ("--only=RAND SBB", "--only: 'RAND SBB': use some of RAND SB-BR "),
-        ("--only=", "use some of RAND"),
-        ("--seeds=0 x", "--seeds: invalid seeds value: '0 x'"),
-        ("--seeds=-1", "--seeds: invalid seeds value: '-1'"),
-        ("--seeds=", "--seeds: invalid seeds value: ''"),
-        ("--hparams=seed=1", "--hparams: seed is set by --seeds; leave it out"),
-        ("--hparams=data_dir=x", "makes its own lists; leave data_dir out of --hparams"),
-        ("--output=a+b", "--output a+b: + joins filelists; use another name"),
-        (
-            "--sweep=lrf=0.1",
-            "--sweep lrf=0.1: has one value; give two or more, or set it by --hpara",
-        ),
-        ("--sweep=lrf=0.1,0.10", "--sweep lrf=0.1,0.10: has 0.1 twice; keep one"),
-        ("--sweep=lrf", "--sweep lrf: lrf= is not valid; use a number"),
-        ("--sweep=lfr=0.1,0.2", "lfr=0.1,0.2: unknown setting 'lfr'; did you mean 'lrf'?"),
-        ("--sweep=lrf=0.1,-1", "--sweep lrf=0.1,-1: setting lrf=-1.0: use 0 or more"),
-        ("--sweep=batch_size=2,4", "--sweep batch_size=2,4: leave batch_size out of --hparams"),
-        ("--sweep=seed=1,2", "runs with another seed do not compare; sweep batch_size or the like"),
-        ("--sweep=hop_length=64,128", "runs with another hop_length do not compare; sweep batch"),
-        ("--sweep=symbols=ab,abc", "runs with another symbols do not compare; sweep batch_size or"),
-        ("--sweep=lrf=1,2 --sweep=lrf=3,4", "is not the only --sweep; give one at a time"),
-        (
-            "--sweep=lrf=1,2 --only=RAND SSB",
-            "has no effect on RAND; --only may have SSB-BR SSB SSB",
-        ),
-        (
-            "--sweep=batch_capacity=99,999 --only=SSB",
-            "no effect on SSB; --only may have SB-DBS SSB",
-        ),
-        ("--sweep=batch_capacity=9,999", "above the batch capacity of 9 (and 14 more clips); set "),
-        ("--corpus=gone", "gone: no such folder; give the corpus's"),
-        ("--hparams=training_files=gone --corpus=", "filelist 'gone': No such file or directory"),
-        ("--hparams=batch_size=64", "train.txt has 16 clips; use at most 16"),
-        ("--hparams=precision=tf32", "tf32: needs an NVIDIA GPU"),
-        ("", "0.20 GB free; free some, or"),
-    ],
-)
-def test_a_refused_call_leaves_nothing(tmp_path, tones, monkeypatch, args, message):
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "notes").write_text("mine")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    # Ten runs of 110 validations, of which TensorBoard shows 8, and small checkpoints.
-    free = int(10 * 8 * run_all.SAMPLES_BYTES)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    before = sorted(tmp_path.rglob("*"))
-    for folder in ("new/out", "old"):
-        options = arguments(tones, tmp_path / folder, *re.split(" (?=--)", args))
-        printed = run(*filter(None, options), status=2)
-        *plan, error = (line for line in printed.splitlines() if "given twice" not in line)
-        assert message in error and (not plan or "free" in message)
-        assert sorted(tmp_path.rglob("*")) == before
+def test_a_full_disk_is_refused(here, tones, run, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000))
+    printed = run(*arguments(tones, Path("new")), status=2)
+    assert "new: 0.0 GB are free, which is not enough; free some" in printed
 
 
-def test_without_ljspeech_a_demo_corpus_is_made_in_the_repository(tones, tmp_path):
-    call = Mock(side_effect=lambda _, corpus, *options: shutil.copytree(tones, corpus) and 0)
-    patches = {"LJSPEECH": tmp_path / "none", "ROOT": tmp_path, "call": call}
-    with patch.multiple(run_all, **patches):
-        data = run_all.choose_data(parse("--limit=20"))
-    demo = tmp_path / "data/demo20"
-    assert call.call_args.args == ("scripts/make_demo_corpus.py", demo, "--clips", 20)
-    assert data["data_dir"] == str(demo)
-    assert len((tmp_path / "runs/table2/filelists/train.txt").read_text().splitlines()) == 16
-
-
-def test_limited_lists_keep_their_proportion_and_order(tmp_path, monkeypatch):
+def test_without_ljspeech_a_demo_corpus_is_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, n in (("a", 20), ("b", 20), ("val", 10)):
-        Path(name).write_text("".join(f"{name}{i:02}.wav|one\n" for i in range(n)))
-    lists = "--hparams=training_files=a+b,validation_files=val", "--limit=25"
-    data = run_all.choose_data(parse(*lists, "--output=out"))
-    assert data["data_dir"] == "" and data["training_files"] == "out/filelists/train.txt"
-    train, val = (Path(f"out/filelists/{n}.txt").read_text().split() for n in ("train", "val"))
-    assert len(train) == 20 and len(val) == 5
-    assert train == sorted(set(train)) != Path("a").read_text().split()
-    shutil.copytree("out/filelists", "filelists")
-    mine = Path("filelists/val.txt")
-    mine.write_text("mine.wav|one\n")
-    with pytest.raises(UserError, match=r"filelists/val\.txt: lists other clips than these; give"):
-        run_all.choose_data(parse(*lists, "--output=."))
-    assert mine.read_text() == "mine.wav|one\n"
+    with patch.object(run_all, "call") as call:
+        overrides = run_all.prepare_data(parse())
+        assert [c.args[0] for c in call.call_args_list] == [
+            "scripts/make_demo_corpus.py",
+            "scripts/prepare_corpus.py",
+        ]
+        hparams = create_hparams(overrides)
+        assert hparams.data_dir == "data/demo13100"
+        assert hparams.validation_files == "filelists/demo13100_val.txt"
+        run_all.LJSPEECH.mkdir(parents=True)
+        assert create_hparams(run_all.prepare_data(parse())).data_dir == "data/LJSpeech-1.1"
+        assert call.call_args.args == ("scripts/prepare_ljspeech.py", "--data_dir", Path("data"))
 
 
-def test_lists_of_several_folders_become_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b"):
-        Path(name).mkdir()
-        for part in ("train", "val"):
-            Path(f"{part}_{name}").write_text(f"{part}.wav|one\n/{name}.wav|two\n")
-    lists = "training_files=train_a+train_b,validation_files=val_a+val_b"
-    data = run_all.choose_data(parse(f"--hparams=data_dir=a+b,{lists}", "--output=out"))
-    assert data["data_dir"] == ""
-    lines = "a/{0}.wav|one /a.wav|two b/{0}.wav|one /b.wav|two"
-    for part in ("train", "val"):
-        assert Path(f"out/filelists/{part}.txt").read_text().split() == lines.format(part).split()
-
-
-def test_a_capacity_is_for_the_dynamic_experiments_alone(tmp_path):
-    assert parse().settings["mel_cache_dir"] == str(run_all.ROOT / "mel_cache")
-    overrides = 'batch_capacity=900,ignore_layers=[a,b],mel_cache_dir="it\'s, here"'
-    overrides += r""",symbols=' ab\'"',n_symbols=148"""  # more than it takes
-    args = parse("--output", str(tmp_path), "--hparams", overrides)
-    jobs = run_all.make_jobs(args, [SimpleNamespace(n_frames=n) for n in [20, 30, 40, 50] * 40])
-    assert len(jobs) == 10
-    for job in jobs:
-        assert job.hparams.batch_capacity == (900 if "DBS" in job.title else 0)
-        assert create_hparams(job.overrides) == job.hparams
-        assert not difference(vars(job.hparams), vars(jobs[0].hparams), {*BATCHING})
-    assert jobs[0].hparams.ignore_layers == ("a", "b")
-
-
-def test_parameters_are_the_papers_on_ljspeechs_lengths(capsys):
-    lengths = subset(ljspeech_lengths(276), 10_480, 0).tolist()
-    for overrides, bucket_size, n_bins in (("", 1024, 58), ("bucket_size=32,n_bins=7", 32, 7)):
-        args = parse("--hparams", overrides, "--seeds=1 0 1")
-        run_all.select_parameters(args, lengths)
-        assert args.settings["bucket_size"] == pytest.approx(bucket_size, rel=0.05)
-        assert args.settings["n_bins"] == pytest.approx(n_bins, rel=0.05)
-        assert args.seeds == [0, 1] and "share plans" in capsys.readouterr().out
+def test_parameters_are_the_papers_on_ljspeechs_lengths():
+    frames = np.loadtxt(ROOT / "filelists/ljspeech_lengths.csv", int, delimiter=",", skiprows=1)
+    lengths = (2 * frames[:, 0] - 1) * 256 // (2 * 276) + 1  # at a hop of 276 samples
+    chosen = np.random.default_rng(0).choice(lengths, 10_480, replace=False)
+    clips = [SimpleNamespace(n_frames=n) for n in chosen.tolist()]
+    with patch.object(run_all, "load_data", lambda _: (clips, [])):
+        found = run_all.parameters_like_ssb(parse(), HParams())
+        assert found["BKT"] == {"bucket_size": pytest.approx(1024, rel=0.05)}
+        assert found["ATS"] == {"n_bins": pytest.approx(58, rel=0.05)}
+        for option in ("--hparams=bucket_size=32,n_bins=7", "--only=RAND SSB-BR"):
+            assert run_all.parameters_like_ssb(parse(option), HParams()) == {}
+        with pytest.raises(UserError, match="cannot pad like SSB here"):
+            del clips[20:]
+            run_all.parameters_like_ssb(parse(), HParams())
 
 
 def test_run_all_sh_works_from_another_folder(tmp_path):
-    command = ["bash", os.path.relpath(ROOT / "scripts/run_all.sh", tmp_path), "--corpus", "gone"]
-    python = os.path.relpath(sys.executable, ROOT)  # as venv.sh gives it
-    environment = {**os.environ, "PYTHON": python, "CI": ""}
+    command = ["bash", os.path.relpath(ROOT / "scripts/run_all.sh", tmp_path), "--only", "X"]
+    environment = {**os.environ, "PYTHON": os.path.relpath(sys.executable, ROOT), "CI": ""}
     options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
-    done = subprocess.run([*command, "--output", "out"], **options)
-    assert (done.returncode, done.stdout) == (2, "") and "gone: no such folder" in done.stderr
+    done = subprocess.run(command, **options)
+    assert (done.returncode, done.stdout) == (2, "") and "'X': use some of RAND" in done.stderr

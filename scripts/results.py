@@ -1,0 +1,399 @@
+"""Compare runs of train.py, finished or not, and put the paper's experiments beside the paper.
+
+    python scripts/results.py runs/demo
+    python scripts/results.py runs/table2 --output runs/table2    # also figure4.png, and *.md
+
+Takes all runs in the folders given. Those that differ in their seed alone are averaged: mean ±
+standard error. Every other setting that differs is a column. If RAND is among the runs, and others
+of the ten experiments of Ge et al. ("Speed up training with variable length inputs by efficient
+batching strategies", Interspeech 2021), this prints the paper's Tables 2 to 4 too.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cli import ArgumentParser, UserError, exit_on_user_error, make_folder
+from hparams import AUDIO
+
+# The paper's Table 2. minutes: per epoch, on a GeForce GTX 1080. VL1, VL2, VL3: validation loss
+# after 100, 160 and 220 epochs, smoothed; VLavg: its mean between the first and the last.
+PAPER = pd.DataFrame(
+    [
+        ("RAND", 32.02, 773.82, 32.82, 0.340, 0.323, 0.312, 0.325),
+        ("SB-BR", 0.16, 526.43, 20.82, 0.342, 0.327, 0.325, 0.329),
+        ("SSB-BR", 6.22, 556.22, 22.98, 0.356, 0.329, 0.318, 0.332),
+        ("BKT-BR", 6.10, 553.40, 22.70, 0.348, 0.327, 0.322, 0.331),
+        ("ATS-BR", 6.08, 552.48, 22.68, 0.355, 0.328, 0.316, 0.331),
+        ("SB", 0.16, 526.43, 21.67, 0.401, 0.391, 0.385, 0.388),
+        ("SSB", 6.22, 556.22, 23.06, 0.394, 0.373, 0.359, 0.378),
+        ("SB-DBS", 0.47, 527.15, 17.58, 0.367, 0.341, 0.330, 0.347),
+        ("SSB-DBS", 6.62, 557.68, 19.39, 0.346, 0.329, 0.326, 0.330),
+        ("SSB-DBS-BR", 6.62, 557.68, 19.28, 0.339, 0.320, 0.309, 0.322),
+    ],
+    columns=["batching", "zpr", "abl", "minutes", "VL1", "VL2", "VL3", "VLavg"],
+).set_index("batching")
+STAGED = ["VL1", "VL2", "VL3", "VLavg"]
+PAPER_EPOCHS, PAPER_STAGES = 220, (100, 160, 220)
+# Quantities, our digits and the paper's.
+TABLE2 = {"zpr": (2, 2), "abl": (1, 2), "minutes": (3, 2)} | dict.fromkeys(STAGED, (3, 3))
+TABLE4 = ("SB → SSB", "SB-BR → SSB-BR", "SB-DBS → SSB-DBS")
+TABLE4 += ("SB → SB-BR", "SSB → SSB-BR", "SSB-DBS → SSB-DBS-BR")
+TABLE4 += ("SB → SB-DBS", "SSB → SSB-DBS", "SSB-BR → SSB-DBS-BR")
+FIGURE4 = [name for name in PAPER.index if not name.startswith(("BKT", "ATS"))]
+
+NAMED = ["batching_strategy", "dynamic_batch_size", "batch_randomization"]
+# Settings that are no column: those that name the batching, and those without an effect on it, on
+# losses or on times.
+NO_COLUMN = {*NAMED, "seed", "data_dir", "training_files", "validation_files", "mel_cache_dir"}
+NO_COLUMN |= {"epochs_per_checkpoint", "checkpoint_minutes", "keep_checkpoints", "check_memory"}
+READ_BY = {  # settings that some strategies do not read
+    "lrf": ("SSB",),
+    "bucket_size": ("BKT",),
+    "bucket_edges": ("BKT",),
+    "n_buckets": ("BKT",),
+    "n_bins": ("ATS",),
+    "longest_first": ("SB", "SSB", "BKT"),
+}
+CAPACITIES = ("batch_capacity", "batch_capacity_seconds")  # which only DBS reads
+CONDITIONS = ["device", "threads", "decoder", "precision", "torch"]  # that times depend on
+AVERAGED = ["zpr", "abl", "n_batches", "total_length"]  # over the epochs
+VALIDATED = ["loss", "masked_loss", "diagonality"]
+QUANTITIES = [*AVERAGED, "minutes", "seconds", *VALIDATED, *STAGED]
+COLUMNS = {  # of the table of all runs: quantities and digits
+    "ZPR %": ("zpr", 2),
+    "ABL": ("abl", 1),
+    "batches": ("n_batches", 1),
+    "steps": ("total_length", 0),
+    "validation loss": ("loss", 4),
+    "masked": ("masked_loss", 4),
+    "alignment": ("diagonality", 2),
+    "s / epoch": ("seconds", 1),
+}
+LEAST_VALIDATIONS = 4  # smoothing three or fewer would average all of them
+LEGEND = (
+    "In parentheses the paper's. VL1, VL2 and VL3 are the validation losses after 100, 160 and 220 "
+    "of its 220 epochs, here in proportion, averaged with their neighbours; VLavg is the mean from "
+    f"the first to the last. They need {LEAST_VALIDATIONS} validations or more."
+)
+
+
+class Run(NamedTuple):
+    path: Path
+    settings: dict[str, Any]
+    epochs: pd.DataFrame  # by number, from 1: AVERAGED and minutes
+    validations: pd.DataFrame  # by epoch: VALIDATED
+    conditions: dict[str, str]  # CONDITIONS and validation_frames
+
+    @property
+    def name(self) -> str:
+        """The paper's name of its batching. RAND-BR is RAND, whose batches are random already."""
+        strategy, dynamic, randomized = (self.settings[name] for name in NAMED)
+        name = strategy + "-DBS" * dynamic + "-BR" * randomized
+        return "RAND" if name == "RAND-BR" else name
+
+    def relevant_settings(self) -> dict[str, Any]:
+        """The settings that may be columns, but for those that its batching does not read."""
+        strategy, dynamic, _ = (self.settings[name] for name in NAMED)
+        unread = {name for name, strategies in READ_BY.items() if strategy not in strategies}
+        unread |= NO_COLUMN | (set() if dynamic else {*CAPACITIES})
+        return {name: value for name, value in self.settings.items() if name not in unread}
+
+
+# Reading runs
+
+
+def read_runs(folders: Iterable[Path]) -> list[Run]:
+    """All runs that are or lie in ``folders``."""
+    files = [file for folder in folders for file in sorted(folder.rglob("hparams.json"))]
+    for folder in folders:
+        if not any(file.is_relative_to(folder) for file in files):
+            raise UserError(f"{folder}: holds no run; name the output of train.py or run_all.sh")
+    return [read_run(file.parent) for file in dict.fromkeys(files)]
+
+
+def read_run(folder: Path) -> Run:
+    """A run's settings and records, without a last line that is still being written."""
+    file, starts, now, epochs, validations = folder / "hparams.json", [], {}, [], []
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = {k: str(v) if isinstance(v, list) else v for k, v in settings.items()}
+        required = {*NAMED, *AUDIO, "seed", "epochs", "epochs_per_validation", "batch_size"}
+        if missing := required - set(settings):
+            raise ValueError(f"it has no {min(missing)}")
+        file = folder / "metrics.jsonl"
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
+        for record in map(json.loads, lines):
+            if record["event"] == "start":
+                now = record
+            elif record["event"] == "epoch":
+                starts.append(now)  # which counts once an epoch has ended
+                frames = round(60 * record["minutes"] * record["frames_per_second"])
+                epochs.append([record["epoch"] + 1, record["minutes"], frames])
+                epochs[-1] += [record[name] for name in AVERAGED]
+            elif record["event"] == "validation":
+                validations.append([record["epoch"] + 1, *(record[name] for name in VALIDATED)])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        fix = "name the output of a train.py of this version"
+        raise UserError(f"{file}: cannot be read ({error!r}); {fix}") from None
+    conditions = {
+        name: " and ".join(dict.fromkeys(str(start.get(name, "unknown")) for start in starts))
+        for name in (*CONDITIONS, "validation_frames")
+    }
+    epochs = pd.DataFrame(epochs, columns=["epoch", "minutes", "frames", *AVERAGED])
+    validations = pd.DataFrame(validations, columns=["epoch", *VALIDATED])
+    validations = validations.set_index("epoch").astype(float)
+    return Run(folder, settings, epochs.set_index("epoch"), validations, conditions)
+
+
+# The paper's validation losses
+
+
+def stages(epochs: Sequence[int], start: int) -> list[int]:
+    """Where in ``epochs`` are VL1, VL2 and VL3: the paper's are after 100, 160, 220 of 220."""
+    targets = [start + (epochs[-1] - start) * stage / PAPER_EPOCHS for stage in PAPER_STAGES]
+    return [min(range(len(epochs)), key=lambda i: abs(epochs[i] - t)) for t in targets]
+
+
+def smoothed(losses: Sequence[float]) -> list[float]:
+    """Each loss averaged with the previous and the next, where there are (Sec. 6)."""
+    return [fmean(losses[max(i - 1, 0) : i + 2]) for i in range(len(losses))]
+
+
+def staged(losses: Mapping[int, float], epochs: Sequence[int], start: int) -> dict[str, float]:
+    """VL1, VL2, VL3 and VLavg of the losses by epoch, which end with the first that is missing or
+    not finite; nan where they do not reach. None of fewer than LEAST_VALIDATIONS."""
+    if len(epochs) < LEAST_VALIDATIONS:
+        return {}
+    known = list(takewhile(math.isfinite, (losses.get(epoch, math.nan) for epoch in epochs)))
+    known += [math.nan] * (len(epochs) - len(known))
+    indices = stages(epochs, start)
+    values = [*(smoothed(known)[i] for i in indices), fmean(known[indices[0] :])]
+    return dict(zip(("VL1", "VL2", "VL3", "VLavg"), values, strict=True))
+
+
+# The comparison
+
+
+class Comparison(NamedTuple):
+    labels: pd.DataFrame  # of each group of runs: batching, settings that differ, seeds, epochs
+    mean: pd.DataFrame  # over a group's seeds
+    error: pd.DataFrame  # standard error of the mean
+    notes: list[str]  # what is left out, and why
+
+
+def compare(runs: list[Run]) -> Comparison:
+    """Averages over the seeds of all runs that have finished an epoch."""
+    notes = [f"{run.path}: no epoch has ended yet" for run in runs if run.epochs.empty]
+    runs = [run for run in runs if not run.epochs.empty]
+    if not runs:
+        raise UserError("\n".join(notes))
+    settings = pd.DataFrame([run.relevant_settings() for run in runs], dtype=object)
+    settings["training frames"] = [run.epochs.frames.iloc[0] for run in runs]
+    settings = settings.loc[:, settings.nunique() > 1]
+    names = [run.name for run in runs]
+    order = list(dict.fromkeys([*PAPER.index, *sorted(names)]))
+    batching = pd.Series(pd.Categorical(names, order, ordered=True), name="batching")
+    keys = pd.concat([batching, settings], axis=1)
+    group = keys.groupby(list(keys), observed=True, dropna=False).ngroup()  # sorted
+    rows = pd.DataFrame([averages(run) for run in runs]).reindex(columns=QUANTITIES)
+    for members in group.groupby(group).groups.values():
+        seeds = [runs[i].settings["seed"] for i in members]
+        if len(set(seeds)) < len(seeds):
+            named = " and ".join(str(runs[i].path) for i in members[:2])
+            raise UserError(f"{named}: have the same settings and seed; name one of them")
+        if common := set.intersection(*(set(runs[i].validations.index) for i in members)):
+            for i in members:
+                rows.loc[i, VALIDATED] = runs[i].validations.loc[max(common)]
+
+    for run in runs:
+        if not np.isfinite(run.validations.loss).all():
+            notes.append(f"{run.path}: a loss is not finite; the means leave it out")
+    if "batch_size" in settings:
+        notes.append("padded losses are left out: of several batch sizes only masked ones compare")
+        rows[["loss", *STAGED]] = math.nan
+    facts = pd.DataFrame([run.settings | run.conditions for run in runs])
+    paths = pd.Series([str(run.path) for run in runs])
+    if reason := unequal(facts[[*AUDIO, "validation_frames"]], paths):
+        notes.append(f"losses are left out: {reason}")
+        rows[[*VALIDATED, *STAGED]] = math.nan
+    if reason := unequal(facts[CONDITIONS], paths):
+        notes.append(f"times are not compared: {reason}")
+        rows["minutes"] = math.nan
+
+    labels = keys.groupby(group).first()
+    labels["seeds"] = group.value_counts()
+    done = pd.Series([f"{run.epochs.index[-1]}/{run.settings['epochs']}" for run in runs])
+    labels["epochs"] = done.groupby(group).agg(lambda of_seeds: ", ".join(of_seeds.unique()))
+    return Comparison(labels, rows.groupby(group).mean(), rows.groupby(group).sem(), notes)
+
+
+def averages(run: Run) -> dict[str, float]:
+    """QUANTITIES of a run, but for VALIDATED."""
+    start, last = run.epochs.index[0] - 1, run.settings["epochs"]
+    every = run.settings["epochs_per_validation"]
+    validated = [epoch for epoch in range(every, last, every) if epoch > start] + [last]
+    losses = staged(run.validations.loss, validated, start)
+    means, minutes = run.epochs[AVERAGED].mean(), run.epochs.minutes.median()
+    return {**means, "zpr": 100 * means.zpr, "minutes": minutes, "seconds": 60 * minutes, **losses}
+
+
+def unequal(facts: pd.DataFrame, paths: pd.Series) -> str:
+    """Which runs differ in which column of ``facts``; "" if they agree in all."""
+    parts = []
+    for name in facts.columns[facts.nunique() > 1]:
+        for value, some in paths.groupby(facts[name]):
+            more = f" and {len(some) - 2} more" * (len(some) > 2)
+            parts.append(f"{name}={value} in {', '.join(some[:2])}{more}")
+    return "; ".join(parts)
+
+
+# Tables and the figure
+
+
+def cell(mean: float, error: float, digits: int, paper: str = "") -> str:
+    """``mean ± standard error (the paper's)``, as far as they are known."""
+    text = "–" if math.isnan(mean) else f"{mean:,.{digits}f}"
+    text += "" if math.isnan(error) else f" ± {error:,.{digits}f}"
+    return f"{text} ({paper})" if paper else text
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with aligned columns; the first row is its heading."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * width for width in widths]
+    lines = (" | ".join(map(str.rjust, row, widths)) for row in (rows[0], rule, *rows[1:]))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def general_table(comparison: Comparison) -> str:
+    labels, mean, error, _ = comparison
+    rows = [[*labels, *COLUMNS, "time"]]
+    for i in labels.index:
+        row = ["" if pd.isna(value) else str(value) for value in labels.loc[i]]
+        row += [cell(mean[name][i], error[name][i], digits) for name, digits in COLUMNS.values()]
+        change = 100 * (mean.minutes[i] / mean.minutes.iloc[0] - 1)
+        rows.append([*row, "–" if math.isnan(change) else f"{change:+.1f} %"])
+    return markdown(rows)
+
+
+def paper_tables(comparison: Comparison) -> dict[str, str]:
+    """The paper's Tables 2, 3 and 4 by their names; none unless the runs are RAND and others of its
+    experiments, which differ in their batching alone."""
+    names = list(comparison.labels.batching)
+    settings = set(comparison.labels) - {"batching", "seeds", "epochs"}
+    if "RAND" not in names or len(names) == 1 or settings:
+        return {}
+    seeds = comparison.labels.seeds.set_axis(names)
+    mean, error = comparison.mean.set_axis(names), comparison.error.set_axis(names)
+
+    def compared(name: str, quantity: str) -> str:
+        digits, digits_of_paper = TABLE2[quantity]
+        paper = ""
+        if name in PAPER.index:
+            paper = f"{PAPER[quantity][name]:.{digits_of_paper}f}"
+        return cell(mean[quantity][name], error[quantity][name], digits, paper)
+
+    def saved(name: str, quantity: str) -> tuple[float, float]:
+        """By how many percent it is below RAND's, and the standard error."""
+        ratio = 100 * mean[quantity][name] / mean[quantity]["RAND"]
+        errors = error[quantity] / mean[quantity]
+        return 100 - ratio, ratio * math.hypot(errors[name], errors["RAND"])
+
+    table2 = [["Batching", "Seeds", "ZPR %", "ABL", "min/epoch", *STAGED]]
+    table3 = [["From RAND to", "time saved %", "fewer decoder steps %"]]
+    table4 = [["From", "VL3", "To", "VL3", "reduction %"]]
+    for name in names:
+        row = [compared(name, quantity) for quantity in TABLE2]
+        table2.append([name, str(seeds[name]), *row])
+    for name in names[1:]:
+        theirs = ""
+        if name in PAPER.index:
+            theirs = f"{100 * (1 - PAPER.minutes[name] / PAPER.minutes['RAND']):.2f}"
+        time, steps = cell(*saved(name, "minutes"), 2, theirs), saved(name, "total_length")
+        table3.append([name, time, cell(*steps, 2)])
+    for pair in TABLE4:
+        before, after = pair.split(" → ")
+        if before in names and after in names:
+            row = [before, compared(before, "VL3"), after, compared(after, "VL3")]
+            reduction, theirs = (
+                100 * (1 - vl3[after] / vl3[before]) for vl3 in (mean.VL3, PAPER.VL3)
+            )
+            table4.append([*row, cell(reduction, math.nan, 2, f"{theirs:.2f}")])
+    tables = {"table2": table2, "table3": table3, "table4": table4}
+    texts = {name: markdown(rows) for name, rows in tables.items() if len(rows) > 1}
+    return texts | {"table2": f"{texts['table2']}\n\n{LEGEND}"}
+
+
+def draw_figure4(runs: Sequence[Run], path: Path) -> None:
+    """Draws the validation losses over epochs, smoothed: mean and range over the seeds."""
+    from matplotlib.figure import Figure  # takes a second to import
+
+    colours = {"RAND": "black", "SB": "#D55E00", "SSB": "#0072B2"}  # Okabe and Ito's
+    styles = {"": "o-", "BR": "s--", "DBS": "^-.", "DBS-BR": "D:"}
+    figure = Figure(figsize=(9, 4.8), layout="constrained")
+    axes = figure.subplots()
+    for name in FIGURE4:
+        losses = [run.validations.loss for run in runs if run.name == name]
+        curves = [
+            pd.Series(smoothed(list(curve)), curve.index)
+            for curve in losses
+            if len(curve) and np.isfinite(curve).all()
+        ]
+        if not curves:
+            continue
+        seeds = pd.concat(curves, axis=1, join="inner")
+        # The first fifth is so steep that it would hide the rest.
+        seeds = seeds[seeds.index >= 0.8 * seeds.index.min() + 0.2 * seeds.index.max()]
+        strategy, _, operations = name.partition("-")
+        form = {"color": colours[strategy], "label": name, "markersize": 4}
+        axes.plot(seeds.index, seeds.mean(axis=1), styles[operations], **form)
+        shade = {"color": colours[strategy], "alpha": 0.12, "linewidth": 0}
+        axes.fill_between(seeds.index, seeds.min(axis=1), seeds.max(axis=1), **shade)
+    axes.set(xlabel="epochs", ylabel="validation loss, smoothed")
+    axes.grid(alpha=0.25)
+    axes.legend(title="shaded: range over seeds", loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(path, dpi=160)
+
+
+def main() -> None:
+    parser = ArgumentParser(
+        description="Compare runs of train.py. Padding (ZPR), average batch length in frames "
+        "(ABL), batches, and decoder steps (the sum of the batches' lengths, which the paper's GPU "
+        "times follow) are means over the epochs; seconds per epoch are the median; time is its "
+        "change from the first row. The losses (masked: over real frames only) and the alignment "
+        "score (1: on the diagonal) are the last validation's."
+    )
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of train.py or run_all.sh")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="write the tables and figure4.png there"
+    )
+    args = parser.parse_args()
+    runs = read_runs(args.runs)
+    comparison = compare(runs)
+    tables = {"runs": general_table(comparison)} | paper_tables(comparison)
+    for name, text in tables.items():
+        if name != "runs":
+            print(f"\n{name.replace('table', 'Table ')}\n")
+        print(text)
+    print(*comparison.notes, sep="\n")
+    if args.output:
+        make_folder(args.output)
+        for name, text in tables.items():
+            (args.output / f"{name}.md").write_text(text + "\n", encoding="utf-8")
+        if "table2" in tables:
+            draw_figure4(runs, args.output / "figure4.png")
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
