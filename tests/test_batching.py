@@ -27,8 +27,8 @@ from batching import (
     plan_batches,
     solve_randomness,
 )
+from corpus.lengths import ljspeech_lengths, subset
 from hparams import HParams
-from scripts.lengths import ljspeech_lengths, subset
 
 law = hypothesis.settings(max_examples=200)
 
