@@ -281,6 +281,11 @@ def load_weights(
     if differences:
         more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
         fix = "use the settings it was trained with (hparams.json beside it)"
+        if len(differences) == 1 and differences[0].startswith("embedding.weight is ("):
+            fix = (
+                "it reads other symbols: set them (symbols), or train on from its other weights by "
+                "-c and --warm_start"
+            )
         if ignore_layers is not None:
             fix = "leave these out with ignore_layers, as in ignore_layers=[embedding,decoder]"
         raise UserError(
