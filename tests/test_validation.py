@@ -1,6 +1,7 @@
 """Validation: scores of alignments, and batch norm's statistics as training left them and
 re-estimated."""
 
+import pytest
 import torch
 from conftest import build, outcome
 from torch import nn
