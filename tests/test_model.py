@@ -170,13 +170,10 @@ BOTH_WAYS = {"batch_first": True, "bidirectional": True}
 ATTENTION = "decoder.attention_layer"
 CHANGES = {  # what to do to a model, and the note expected
     "energies": (hook(f"{ATTENTION}.v", lambda x: 2 * x), "Decoder: .*mel differs by"),
-    "location": (hook(f"{ATTENTION}.location_layer", lambda x: 0 * x), "Decoder: .* differs by"),
     "gradient": (hook(ATTENTION, lambda x: (x[0], x[1].detach())), "Decoder: .*gradient of"),
     "step": (forget_context, "Decoder: .*mel differs by"),
     "raises": (hook(ATTENTION, lambda x: {}["nobody"]), "modules raise KeyError: 'nobody'"),
-    "shapes": (hook(ATTENTION, lambda x: (x[0].repeat(1, 2), x[1])), "modules raise RuntimeError"),
     "GRU": (replace_lstm(nn.GRU(8, 4, **BOTH_WAYS)), "Encoder: "),
-    "deeper": (replace_lstm(nn.LSTM(8, 4, 2, **BOTH_WAYS)), "Encoder: "),
     "no weights": (replace_lstm(NoWeights()), "Encoder: "),
 }
 
