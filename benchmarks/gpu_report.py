@@ -29,10 +29,10 @@ import torch
 from benchmarks.bench_step import Shape, epoch_shapes, noise_batch, open_pool, take_step
 from benchmarks.soak import MODEL, write_noise
 from cli import ArgumentParser, exit_on_user_error
+from corpus.lengths import ljspeech_lengths
 from decoder import check_fast_path
 from hparams import create_hparams
 from model import Tacotron2
-from scripts.lengths import ljspeech_lengths
 from training.checkpoint import load_newest
 from training.device import choose_device, device_name, synchronize
 

@@ -27,6 +27,7 @@ from batching import (
     plan_batches,
     solve_randomness,
 )
+from corpus.lengths import ljspeech_lengths, subset
 from hparams import HParams
 
 law = hypothesis.settings(max_examples=200)

@@ -11,7 +11,8 @@ import soundfile
 
 from batching import STRATEGIES, batch_statistics, plan_batches, solve_randomness
 from cli import UserError
-from scripts import lengths, plot_batching
+from corpus import lengths
+from scripts import plot_batching
 
 LENGTHS = np.random.default_rng(7).integers(96, 870, 200)
 
