@@ -27,7 +27,7 @@ from model import Attention, Tacotron2
 from training import logger
 from training.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from training.device import choose_device, device_name
-from training.validation import alignment_scores, validate
+from training.validation import validate
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -142,18 +142,6 @@ def test_validation_losses_are_means_over_what_each_averages(settings):
     # NVIDIA's loss equals the masked one without padding, and differs with it.
     assert means[4]["loss"] == pytest.approx(means[4]["masked_loss"], rel=1e-5)
     assert means[1]["loss"] != pytest.approx(means[1]["masked_loss"], rel=1e-2)
-
-
-def test_alignment_scores_of_a_diagonal_and_of_none():
-    diagonal, flat = torch.zeros(2, 40, 20), torch.zeros(2, 40, 20)
-    for i, (T_out, T_in) in enumerate(((40, 20), (30, 10))):
-        diagonal[i, :T_out, :T_in] = torch.eye(T_in).repeat_interleave(T_out // T_in, dim=0)
-        flat[i, :T_out, :T_in] = 1 / T_in
-    lengths = torch.tensor([20, 10]), torch.tensor([40, 30])
-    assert torch.stack(alignment_scores(diagonal, *lengths)).tolist() == [[1, 1], [1, 1]]
-    diagonality, focus = alignment_scores(flat, *lengths)
-    assert diagonality.tolist() == pytest.approx([0.2, 0.2], abs=0.03)
-    assert focus.tolist() == pytest.approx([1 / 20, 1 / 10])
 
 
 def test_a_precision_is_for_training_and_validation_is_in_fp32(
