@@ -110,8 +110,10 @@ def run_once(output: Path, settings: str, seconds: float) -> tuple[str, str, int
     # 0: it was done before the signal came. Before the first batch and after the last, SIGTERM ends
     # it at once, as the second signal does.
     status = ended(process, output, {0} | {s for n in signals for s in (-n, 128 + n)})
-    if phase == "in training" and len(signals) == 1 and SIGKILL not in signals and status < 0:
-        if load_newest(output)[1]["progress"]["epoch"] < N_EPOCHS:
+    ended_at_once = len(signals) == 1 and SIGKILL not in signals and status < 0
+    if phase == "in training" and ended_at_once:
+        unfinished = load_newest(output)[1]["progress"]["epoch"] < N_EPOCHS
+        if unfinished:
             raise UserError(f"{output}: {signals[0].name} ended the training with nothing saved")
     if status == -SIGKILL and any(output.glob("*.part")):
         phase = "while saving"

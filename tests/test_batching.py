@@ -424,22 +424,3 @@ def test_hparams_pass_to_the_sampler_by_name():
         hparams = HParams(batching_strategy=strategy)
         wanted = plan_batches(corpus(100), strategy)
         assert batches(sampler_of(corpus(100), hparams).plan) == batches(wanted), "defaults differ"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "settings"),
-    [("BKT", {"batch_size": 4, "bucket_size": 2}), ("ATS", {"n_bins": 400})],
-)
-def test_a_setting_without_effect_is_noted_with_a_value_that_pads_like_ssb(strategy, settings):
-    lengths = corpus(800)
-
-    def note(**settings: int) -> str:
-        hparams = HParams(batching_strategy=strategy, lrf=0.2, **settings)
-        return data_utils.batching_note(sampler_of(lengths, hparams), hparams)
-
-    name, value = re.search(r"; (\w+)=(\d+) pads", note(**settings)).groups()
-    better = {**settings, name: int(value)}
-    assert note(**better) == ""
-    fixed = {**FIXED, **better}
-    ours, ssb = (mean_zpr(lengths, s, lrf=0.2, **fixed) for s in (strategy, "SSB"))
-    assert 0.3 * ssb < ours <= ssb
