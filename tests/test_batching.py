@@ -27,7 +27,6 @@ from batching import (
     plan_batches,
     solve_randomness,
 )
-from corpus.lengths import ljspeech_lengths, subset
 from hparams import HParams
 
 law = hypothesis.settings(max_examples=200)

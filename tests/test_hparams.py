@@ -99,7 +99,6 @@ REFUSED = {
     "batch_size=0": "batch_size=0: use a value above 0",
     "cache_mels=1": "cache_mels=1 is not valid; use True or False",
     "lrf=nan": "lrf=nan: use a number up to 1e6",
-    "seed=1,data_dir=x training_files=y": "put a comma before 'training_files='",
     "batching_strategy=SORTED": "use one of SSB, RAND, SB, BKT, ATS",
     "symbols=abc,n_symbols=3": "setting n_symbols=3: use 4 or more",
     "hop_length=4000": "hop_length=4000: use at most win_length=1103",
