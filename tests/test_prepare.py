@@ -79,9 +79,7 @@ def test_a_table_of_texts(wav):
 @pytest.mark.parametrize(
     ("wav", "text"),
     [
-        ("{}.wav", "{}.txt"),
         ("deep/er/{}.flac", "deep/er/{}.txt"),
-        ("wav/{}.wav", "txt/{}.txt"),
         ("dev-clean/p1/7/{}.wav", "dev-clean/p1/7/{}.normalized.txt"),  # LibriTTS
         ("wav48/p1/{}.wav", "txt/p1/{}.txt"),  # VCTK, and its version of 2019
         ("wav48_silence_trimmed/p1/{}_mic1.flac", "txt/p1/{}.txt"),
