@@ -1,12 +1,13 @@
-"""Time training steps: the recipe's decoders side by side with NVIDIA's code.
+"""Time training steps: the recipe's decoders side by side with NVIDIA's code. Makes the tables of
+"Measured on a CPU" and "Products in bf16" in docs/performance.md.
 
     git clone https://github.com/NVIDIA/tacotron2 nvidia
     python benchmarks/bench_step.py --nvidia nvidia --batch_sizes 16 48 --frames 400
-    python benchmarks/bench_step.py --epoch --train_size 10480      # on LJSpeech's lengths
+    python benchmarks/bench_step.py --nvidia nvidia --epoch     # on LJSpeech's lengths
 
-Implementations: nvidia is the model of NVIDIA's repository if --nvidia names a clone of it, else
-our rewriting (a loop, with projection and gate at every step, and F.dropout); reference, scan and
-triton (on a GPU) are the decoder setting. Add +bf16 for its precision, or +tf32 on a GPU.
+Implementations: nvidia is the model of NVIDIA's repository, if --nvidia names a clone of it;
+reference (a readable loop like NVIDIA's), scan and triton (on a GPU) are the decoder setting. Add
++bf16 for its precision, or +tf32 on a GPU.
 
 Each has its own process, for its own peak memory. They take turns, step by step, so that a busy
 moment of the machine slows them all. Ratios compare with the first. The model is the paper's, with
@@ -21,7 +22,6 @@ import resource
 import sys
 import time
 from argparse import Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import product
@@ -29,21 +29,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-import model as model_module
 from batching import plan_batches
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from corpus.lengths import LJSPEECH_LENGTHS, ljspeech_lengths, read_lengths
 from data_utils import Batch, Item, collate
-from hparams import HParams, create_hparams, parse_overrides
+from hparams import HParams, create_hparams
 from layers import length_mask
 from loss_function import Tacotron2Loss
-from model import Decoder, Output, Tacotron2
+from model import Output, Tacotron2
 from training.device import (
     choose_device,
     free_memory,
@@ -55,35 +53,11 @@ from training.device import (
 
 Shape = tuple[list[int], list[int]]  # characters and frames of each clip of a batch
 Step = tuple[float, float, float, float]  # see Trainer.step
-Walk = tuple[str, list[Shape], float]  # implementation, batches to time, their share of the whole
+N_CLIPS = 10_480  # LJSpeech's training clips in the paper
+BATCHINGS = "RAND", "SB", "SSB", "BKT", "ATS", "SB-DBS", "SSB-DBS", "SSB-DBS-BR"
 HEADER = """
 | batches | | forward s | backward s | together s | times as fast | peak memory | of the first's |
 |---|---|--:|--:|--:|--:|--:|--:|"""
-
-
-class NvidiaDecoder(Decoder):
-    """Projects at every step, as NVIDIA's code does, and runs in ``dtype`` by autocast."""
-
-    def forward(
-        self, memory: Tensor, mel: Tensor, padding: Tensor, dtype: torch.dtype | None = None
-    ) -> tuple[Tensor, ...]:
-        outputs, state = [], self.initial_state(memory)
-        with torch.autocast(memory.device.type, dtype, enabled=dtype is not None):
-            keys = self.attention_layer.memory_layer(memory)
-            for frame in self.prenet(F.pad(mel, (1, -1)).permute(2, 0, 1)):
-                state = self.step(frame, state, memory, keys, padding)
-                features = torch.cat((state.decoder_hidden, state.context), 1)
-                gate = self.gate_layer(features).squeeze(1)
-                outputs.append((self.linear_projection(features), gate, state.weights))
-        mel, gate, alignment = (torch.stack(each).float() for each in zip(*outputs, strict=True))
-        return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
-
-
-def use_nvidias_code() -> None:
-    """Make every model of this process train as NVIDIA's code does."""
-    model_module.Decoder = NvidiaDecoder
-    model_module.dropout = F.dropout
-    model_module._drop = lambda hidden, mask, p: F.dropout(hidden, p)
 
 
 class NvidiaModel(nn.Module):
@@ -103,40 +77,26 @@ class NvidiaModel(nn.Module):
         theirs.get_mask_from_lengths = lambda n: length_mask(n, int(n.max()))
         only_theirs = {"n_frames_per_step": 1, "fp16_run": False}
         self.model = theirs.Tacotron2(Namespace(**vars(hparams), **only_theirs))
+        self.bf16 = hparams.precision == "bf16"
 
     def forward(self, batch: Batch) -> Output:
         inputs = batch.text, batch.text_lengths, batch.mel, batch.text.size(1), batch.mel_lengths
-        return Output(*self.model(inputs))
-
-
-def settings(implementation: str, overrides: str) -> HParams:
-    decoder, _, precision = implementation.replace("nvidia", "reference").partition("+")
-    return create_hparams(f"decoder={decoder},precision={precision or 'fp32'},{overrides}")
-
-
-def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int]) -> Batch:
-    """Clips of random ids and mels of the given lengths."""
-    generator = torch.Generator().manual_seed(0)
-    items = []
-    for T_in, T_out in zip(text_lengths, mel_lengths, strict=True):
-        ids = torch.randint(1, hparams.n_symbols, (T_in,), generator=generator)
-        mel = torch.randn(T_out, hparams.n_mel_channels, generator=generator)
-        items.append(Item(len(items), ids, mel))
-    return collate(items)
+        with torch.autocast(batch.mel.device.type, torch.bfloat16, enabled=self.bf16):
+            outputs = self.model(inputs)
+        return Output(*(output.float() for output in outputs))
 
 
 class Trainer:
     """Takes training steps on noise, with clipping and Adam if ``update``."""
 
-    def __init__(
-        self, implementation: str, overrides: str = "", update: bool = False, nvidia: str = ""
-    ) -> None:
+    def __init__(self, implementation: str, overrides: str, update: bool, nvidia: str) -> None:
         self.hparams = settings(implementation, overrides)
         self.device = choose_device(self.hparams)
         torch.manual_seed(0)
-        if implementation == "nvidia" and nvidia:
+        if implementation.startswith("nvidia"):
             model = NvidiaModel(nvidia, self.hparams)
         else:
+            use_large_pages()
             model = Tacotron2(self.hparams)
         self.model = model.to(self.device).train()
         self.loss_function = Tacotron2Loss()
@@ -144,8 +104,8 @@ class Trainer:
         self.memory = peak_memory(self.device)
 
     def step(self, shape: Shape) -> Step:
-        """Seconds of forward, backward and both, and the peak in GiB of the steps so far, beyond
-        what the model took before them."""
+        """Returns the seconds of forward, backward and both, and the peak in GiB of the steps so
+        far, beyond what the model took before them."""
         batch = noise_batch(self.hparams, *shape).to(self.device)
         self.model.zero_grad()
         start = self._now()
@@ -163,23 +123,32 @@ class Trainer:
         return time.perf_counter()
 
 
-def open_pool(*options: str | bool) -> ProcessPoolExecutor:
-    """A process with a :class:`Trainer`; the options are those of :func:`_start`."""
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start, options)
+def settings(implementation: str, overrides: str) -> HParams:
+    decoder, _, precision = implementation.replace("nvidia", "reference").partition("+")
+    return create_hparams(f"{overrides},decoder={decoder},precision={precision or 'fp32'}")
 
 
-def _start(
-    implementation: str, overrides: str, update: bool, onednn: bool = True, nvidia: str = ""
-) -> None:
+def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int]) -> Batch:
+    """Returns clips of random ids and mels of the given lengths."""
+    generator = torch.Generator().manual_seed(0)
+    items = []
+    for T_in, T_out in zip(text_lengths, mel_lengths, strict=True):
+        ids = torch.randint(1, hparams.n_symbols, (T_in,), generator=generator)
+        mel = torch.randn(T_out, hparams.n_mel_channels, generator=generator)
+        items.append(Item(len(items), ids, mel))
+    return collate(items)
+
+
+# Processes
+
+
+def _start(*options: str | bool) -> None:
     global trainer
-    prepare = use_nvidias_code if implementation.startswith("nvidia") else use_large_pages
-    prepare()
-    torch.backends.mkldnn.enabled = onednn
     if not torch.cuda.is_available() and sys.platform == "linux":
         # So that this process gets an error, rather than Linux killing some other one.
         limit = int(0.9 * free_memory() * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    trainer = Trainer(implementation, overrides, update, nvidia)
+    trainer = Trainer(*options)
 
 
 def _step(shape: Shape) -> Step:
@@ -191,57 +160,77 @@ def _step(shape: Shape) -> Step:
         raise
 
 
+def take_steps(
+    walks: dict[str, tuple[str, list[Shape]]], args: Namespace
+) -> dict[str, list[Step | None]]:
+    """Takes the steps of each walk (an implementation and its batches) in a process of its own.
+
+    Returns:
+        for each walk its steps; None from the first on that does not fit the memory
+    """
+    steps = {name: [] for name in walks}
+    with ExitStack() as stack:
+        pools, context = {}, multiprocessing.get_context("spawn")
+        for name, (implementation, shapes) in walks.items():
+            options = implementation, args.hparams, args.epoch, args.nvidia
+            pool = ProcessPoolExecutor(1, context, _start, options)
+            pools[name] = stack.enter_context(pool)
+            take_step(pool, shapes[0])  # warms up
+        for i in range(max(len(shapes) for _, shapes in walks.values())):
+            for name, (_, shapes) in walks.items():
+                if i < len(shapes):
+                    steps[name].append(take_step(pools[name], shapes[i]))
+    return steps
+
+
 def take_step(pool: ProcessPoolExecutor, shape: Shape) -> Step | None:
-    """One step in the pool's process; None if it or an earlier one did not fit the memory."""
     try:
         return pool.submit(_step, shape).result()
     except BrokenProcessPool:
         return None
 
 
-def bench(walks: dict[str, Walk], args: Namespace, summarise: Callable) -> None:
-    """Time the batches of all walks in turns, and print a row for each."""
-    steps, base = {label: [] for label in walks}, None
-    with ExitStack() as stack:
-        pools = {}
-        for label, (name, shapes, _) in walks.items():
-            pool = open_pool(name, args.hparams, args.epoch, not args.no_onednn, args.nvidia)
-            pools[label] = stack.enter_context(pool)
-            take_step(pools[label], shapes[0])  # warms up
-        for i in range(max(len(shapes) for _, shapes, _ in walks.values())):
-            for label, (_, shapes, _) in walks.items():
-                if i < len(shapes):
-                    steps[label].append(take_step(pools[label], shapes[i]))
-    for label, taken in steps.items():
-        if None in taken:
-            print(f"| {label} | out of memory |")
-            continue
-        forward, backward, seconds, _ = summarise(taken, axis=0) / walks[label][2]
-        peak = taken[-1][3]
-        base = base or (seconds, peak)
-        times = f"{forward:.3f} | {backward:.3f} | {seconds:.3f} | {base[0] / seconds:.2f}x"
-        memory = f"{peak / base[1]:.2f}x" if base[1] else ""
-        print(f"| {label} | {times} | {peak:.2f} GiB | {memory} |")
+def print_row(label: str, seconds: np.ndarray | None, peak: float, base: tuple | None) -> tuple:
+    """Prints a row of the table; returns what the next ones are compared with."""
+    if seconds is None:
+        print(f"| {label} | out of memory |")
+        return base
+    forward, backward, both = seconds
+    base = base or (both, peak)
+    times = f"{forward:.3f} | {backward:.3f} | {both:.3f} | {base[0] / both:.2f}x"
+    memory = f"{peak / base[1]:.2f}x" if base[1] else ""
+    print(f"| {label} | {times} | {peak:.2f} GiB | {memory} |")
+    return base
+
+
+# Benchmarks
 
 
 def bench_shapes(args: Namespace) -> None:
+    """Times batches of B clips of T frames. The smallest come first, so that the peak of a
+    process's steps so far is that of its last."""
+    sizes = sorted(product(args.batch_sizes, args.frames), key=lambda size: size[0] * size[1])
+    n = args.rounds + 1  # one warms up
+    shapes = [([max(T // 4, 1)] * B, [T] * B) for B, T in sizes for _ in range(n)]
+    steps = take_steps({name: (name, shapes) for name in args.implementations}, args)
     print(HEADER)
-    for B, T in product(args.batch_sizes, args.frames):
-        shapes = [([max(T // 4, 1)] * B, [T] * B)] * args.rounds
-        walks = {f"{B} x {T} | {name}": (name, shapes, 1) for name in args.implementations}
-        bench(walks, args, np.median)
+    for i, (B, T) in enumerate(sizes):
+        base = None
+        for name in args.implementations:
+            taken = steps[name][i * n + 1 : (i + 1) * n]
+            *seconds, peak = (0,) if None in taken else np.median(taken, axis=0)
+            base = print_row(f"{B} x {T} | {name}", seconds or None, peak, base)
 
 
-def epoch_shapes(
-    strategy: str, dynamic: bool, n_clips: int | None = None, n_batches: int | None = None
-) -> tuple[list[Shape], float, str]:
-    """The first epoch's batches on LJSpeech's lengths, or ``n_batches`` of all sizes; their share
-    of its padded frames; and a description."""
+def epoch_shapes(batching: str, n_batches: int | None) -> tuple[list[Shape], float]:
+    """Returns the first epoch's batches on LJSpeech's lengths, or ``n_batches`` of all sizes, and
+    their share of its padded frames."""
     frames = ljspeech_lengths(HParams.hop_length)
     characters = read_lengths(LJSPEECH_LENGTHS, "characters")
-    clips = np.random.default_rng(0).permutation(len(frames))[:n_clips]
+    clips = np.random.default_rng(0).permutation(len(frames))[:N_CLIPS]
     frames, characters = frames[clips], characters[clips]
-    plan = plan_batches(frames, strategy, HParams.batch_size, dynamic, dynamic)
+    strategy, *options = batching.split("-")
+    plan = plan_batches(frames, strategy, HParams.batch_size, "DBS" in options, "BR" in options)
     shapes = [(characters[batch].tolist(), frames[batch].tolist()) for batch in plan]
     B, T_in, T_out = np.array([(len(f), max(c), max(f)) for c, f in shapes]).T
     padded = B * T_out
@@ -249,24 +238,27 @@ def epoch_shapes(
     n = min(n_batches or len(plan), len(plan))
     ranks = ((np.arange(n) + 0.5) * len(plan) / n).astype(int)
     timed = np.sort(np.argsort(padded, kind="stable")[ranks])
-    note = (
-        f"{len(plan):,} batches, {padded.sum():,} padded frames, {T_out.sum():,} decoder steps; at "
-        f"most {(B * T_in).max():,} padded characters and {(padded * T_in).max() / 1e6:.2f} "
-        f"million cells of an alignment in a batch; {n:,} batches timed"
+    print(
+        f"{batching}: {len(plan):,} batches, {padded.sum():,} padded frames, {T_out.sum():,} "
+        f"decoder steps; at most {(B * T_in).max():,} padded characters and "
+        f"{(padded * T_in).max() / 1e6:.2f} million cells of an alignment in a batch; {n:,} "
+        "batches timed"
     )
-    return [shapes[i] for i in timed], padded[timed].sum() / padded.sum(), note
+    return [shapes[i] for i in timed], padded[timed].sum() / padded.sum()
 
 
 def bench_epoch(args: Namespace) -> None:
-    """The first epoch on LJSpeech's lengths, by the default settings and with RAND."""
-    walks = {}
-    for batching, strategy, dynamic in (("RAND", "RAND", False), ("SSB-DBS-BR", "SSB", True)):
-        shapes, share, note = epoch_shapes(strategy, dynamic, args.train_size, args.batches)
-        print(f"{batching}: {note}")
+    """Times the first epoch on LJSpeech's lengths, by each batching."""
+    walks, shares, base = {}, {}, None
+    for batching in args.batchings:
+        shapes, share = epoch_shapes(batching, args.batches)
         for name in args.implementations:
-            walks[f"{batching} | {name}"] = name, shapes, share
+            label = f"{batching} | {name}"
+            walks[label], shares[label] = (name, shapes), share
     print(HEADER)
-    bench(walks, args, np.sum)
+    for label, taken in take_steps(walks, args).items():
+        seconds = None if None in taken else np.sum(taken, axis=0)[:3] / shares[label]
+        base = print_row(label, seconds, seconds is not None and taken[-1][3], base)
 
 
 def main() -> None:
@@ -277,30 +269,24 @@ def main() -> None:
     add = parser.add_argument
     add("--batch_sizes", type=positive, nargs="+", default=[16, 32, 64, 98], metavar="B")
     add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
-    add("--implementations", nargs="+", choices=choices, default=names, metavar="NAME")
+    add("--implementations", nargs="+", choices=choices, metavar="NAME", help="default: all")
     add("--nvidia", default="", metavar="DIR", help="a clone of github.com/NVIDIA/tacotron2")
     add("--rounds", type=positive, default=20 if cuda else 3, help="timed steps (%(default)s)")
-    add("--no_onednn", action="store_true", help="switch oneDNN off, for all of them")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the model")
     add("--epoch", action="store_true", help="time an epoch of LJSpeech")
-    add("--train_size", type=positive, metavar="N", help="number of clips (default: all)")
-    add(
-        "--batches",
-        type=positive,
-        metavar="N",
-        help="time only N batches, of all sizes (default: all)",
-    )
+    batchings = {"choices": BATCHINGS, "default": ["RAND", "SSB-DBS-BR"], "metavar": "NAME"}
+    add("--batchings", nargs="+", **batchings, help="of --epoch: some of " + ", ".join(BATCHINGS))
+    add("--batches", type=positive, metavar="N", help="of --epoch: time only N, of all sizes")
     args = parser.parse_args()
-    if (args.train_size or args.batches) and not args.epoch:
-        raise UserError("--train_size and --batches go with --epoch; add it, or leave them out")
+    args.implementations = args.implementations or names[not args.nvidia :]
     if args.nvidia and not Path(args.nvidia, "model.py").is_file():
         raise UserError(f"--nvidia {args.nvidia}: has no model.py; clone NVIDIA/tacotron2 there")
-    if compared := {"decoder", "precision"} & parse_overrides(args.hparams).keys():
-        raise UserError(f"--hparams: {min(compared)} follows --implementations; leave it out")
     for name in args.implementations:
+        if name.startswith("nvidia") and not args.nvidia:
+            raise UserError(f"--implementations {name}: name a clone of its code by --nvidia")
         choose_device(settings(name, args.hparams))  # refuses what cannot run here
     device = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{device}; PyTorch {torch.__version__}; {args.rounds} rounds")
+    print(f"{device}; PyTorch {torch.__version__}")
     benchmark = bench_epoch if args.epoch else bench_shapes
     benchmark(args)
 

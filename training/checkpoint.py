@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from cli import DISK_FULL, UserError, make_folder, replacing
-from hparams import AUDIO, MAY_CHANGE, HParams, create_hparams, parse_overrides, quote
+from hparams import MAY_CHANGE, HParams, create_hparams, quote
 from training import distributed
 
 BEST = "checkpoint_best.pt"
@@ -340,13 +340,12 @@ def hparams_to_resume(
 def hparams_to_continue(
     state: dict[str, Any], path: Path, overrides: str, preset: str | None, warm_start: bool
 ) -> HParams:
-    """Returns the settings of another run that starts from a checkpoint: those of the checkpoint
-    with ``preset`` and ``overrides``. Prints what they change.
+    """Returns the settings of another run that starts from a checkpoint: those of the checkpoint,
+    or of ``preset`` if it has none, with ``overrides``. Prints what they change.
 
     Raises:
-        UserError: the checkpoint has no settings and ``preset`` is not given, or the preset
-            changes the mels or symbols that the weights were trained on, or the overrides the
-            symbols, unless a warm start leaves out the embedding.
+        UserError: there are neither settings nor a preset, or both; or the symbols change, and it
+            is no warm start that leaves out the embedding.
     """
     if "hparams" not in state:  # as in NVIDIA's checkpoints and torchaudio's
         if preset is None:
@@ -355,16 +354,12 @@ def hparams_to_continue(
                 "NVIDIA's checkpoints and torchaudio's for Griffin-Lim, or --preset paper"
             )
         return create_hparams(overrides, preset)
+    if preset:
+        fix = "leave it out, or name what to change in --hparams"
+        raise UserError(f"--preset {preset}: {path} has settings of its own; {fix}")
     saved = saved_hparams(state, path)
-    hparams = create_hparams(overrides, preset, saved)
+    hparams = create_hparams(overrides, base=saved)
     changes = _changes(saved, hparams)
-    unnamed = changes.keys() & {*AUDIO, "n_symbols"} - parse_overrides(overrides).keys()
-    if unnamed:
-        before = ", ".join(f"{name}={changes[name][0]}" for name in changes if name in unnamed)
-        raise UserError(
-            f"--preset {preset}: {path} was trained with other mels ({before}); leave out "
-            "--preset, or name what to change in --hparams"
-        )
     left_out = {*hparams.ignore_layers} if warm_start else set()
     if "symbols" in changes and left_out.isdisjoint({"embedding", "embedding.weight"}):
         raise UserError(
