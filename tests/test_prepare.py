@@ -304,7 +304,7 @@ def test_ljspeech_is_extracted_checked_and_listed(ljspeech, capsys):
     prepare_ljspeech.main(["--data_dir", "data"])  # finds the corpus
 
 
-def test_a_damaged_archive_is_downloaded_again_or_refused(ljspeech):
+def test_a_damaged_archive_is_not_extracted(ljspeech):
     write(ARCHIVE, "damaged")
     with pytest.raises(UserError, match=r"^http://.*; run again, or put LJ"):
         prepare_ljspeech.main(["--data_dir", "data"])

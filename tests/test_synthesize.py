@@ -203,7 +203,7 @@ def test_what_cannot_be_loaded_is_refused(trained, tmp_path):
             load_model(path, changes)
 
 
-def test_what_cannot_be_spoken_is_refused(speak, predict, trained, corpus, tmp_path):
+def test_what_cannot_be_spoken_is_refused(speak, trained, tmp_path):
     (tmp_path / "texts").write_bytes(b"one\n...")
     (tmp_path / "latin").write_bytes(b"one\n\xff")
     for arguments, message in (
