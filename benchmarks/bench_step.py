@@ -222,13 +222,11 @@ def bench_shapes(args: Namespace) -> None:
             base = print_row(f"{B} x {T} | {name}", seconds or None, peak, base)
 
 
-def epoch_shapes(batching: str, n_batches: int | None) -> tuple[list[Shape], float]:
-    """Returns the first epoch's batches on LJSpeech's lengths, or ``n_batches`` of all sizes, and
-    their share of its padded frames."""
-    frames = ljspeech_lengths(HParams.hop_length)
-    characters = read_lengths(LJSPEECH_LENGTHS, "characters")
-    clips = np.random.default_rng(0).permutation(len(frames))[:N_CLIPS]
-    frames, characters = frames[clips], characters[clips]
+def epoch_shapes(
+    characters: np.ndarray, frames: np.ndarray, batching: str, n_batches: int | None
+) -> tuple[list[Shape], float]:
+    """Returns the first epoch's batches of clips of these lengths, or ``n_batches`` of all sizes,
+    and their share of its padded frames."""
     strategy, *options = batching.split("-")
     plan = plan_batches(frames, strategy, HParams.batch_size, "DBS" in options, "BR" in options)
     shapes = [(characters[batch].tolist(), frames[batch].tolist()) for batch in plan]
@@ -249,9 +247,12 @@ def epoch_shapes(batching: str, n_batches: int | None) -> tuple[list[Shape], flo
 
 def bench_epoch(args: Namespace) -> None:
     """Times the first epoch on LJSpeech's lengths, by each batching."""
+    frames = ljspeech_lengths(HParams.hop_length)
+    characters = read_lengths(LJSPEECH_LENGTHS, "characters")
+    clips = np.random.default_rng(0).permutation(len(frames))[:N_CLIPS]
     walks, shares, base = {}, {}, None
     for batching in args.batchings:
-        shapes, share = epoch_shapes(batching, args.batches)
+        shapes, share = epoch_shapes(characters[clips], frames[clips], batching, args.batches)
         for name in args.implementations:
             label = f"{batching} | {name}"
             walks[label], shares[label] = (name, shapes), share
