@@ -230,18 +230,12 @@ def epoch_shapes(
     strategy, *options = batching.split("-")
     plan = plan_batches(frames, strategy, HParams.batch_size, "DBS" in options, "BR" in options)
     shapes = [(characters[batch].tolist(), frames[batch].tolist()) for batch in plan]
-    B, T_in, T_out = np.array([(len(f), max(c), max(f)) for c, f in shapes]).T
-    padded = B * T_out
+    padded = np.array([len(frames) * max(frames) for _, frames in shapes])
     # Spread evenly from the smallest batch to the largest; walked in the epoch's order.
     n = min(n_batches or len(plan), len(plan))
     ranks = ((np.arange(n) + 0.5) * len(plan) / n).astype(int)
     timed = np.sort(np.argsort(padded, kind="stable")[ranks])
-    print(
-        f"{batching}: {len(plan):,} batches, {padded.sum():,} padded frames, {T_out.sum():,} "
-        f"decoder steps; at most {(B * T_in).max():,} padded characters and "
-        f"{(padded * T_in).max() / 1e6:.2f} million cells of an alignment in a batch; {n:,} "
-        "batches timed"
-    )
+    print(f"{batching}: {len(plan):,} batches, of which {n:,} are timed")
     return [shapes[i] for i in timed], padded[timed].sum() / padded.sum()
 
 
