@@ -3,9 +3,10 @@ Makes one report, for "On a GPU" in docs/performance.md.
 
     bash benchmarks/gpu_report.sh --output gpu_report      # --smoke: tiny, to try it on a CPU
 
-Writes report.md after each part. A part that fails says so and does not stop the others: times and
-memory of steps; an epoch of LJSpeech by each batching; five epochs of training on noise; runs that
-are stopped, killed and resumed; the kernels; the tests; and the largest batches that fit.
+Writes report.md after each part, and ends after 15 minutes. A part that fails says so and does not
+stop the others: times and memory of steps; an epoch of LJSpeech by each batching; five epochs of
+training on noise; runs that are stopped, killed and resumed; the kernels; the tests; and the
+largest batches that fit.
 """
 
 import json
