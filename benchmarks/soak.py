@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
-from signal import SIGABRT, SIGINT, SIGKILL, SIGTERM
+from signal import SIGABRT, SIGINT, SIGKILL, SIGTERM, default_int_handler, signal
 
 import numpy as np
 import soundfile
@@ -166,6 +166,7 @@ def main() -> None:
     parser = ArgumentParser(description="Signal runs at random moments and resume them.")
     parser.add_argument("--runs", type=positive, default=50, help="total (%(default)s)")
     n_runs, ends, began = parser.parse_args().runs, Counter(), time.monotonic()
+    signal(SIGINT, default_int_handler)  # a shell's background jobs, and their children, ignore it
     with tempfile.TemporaryDirectory() as name:
         for k, strategy in enumerate(STRATEGIES):
             if share := (n_runs + k) // len(STRATEGIES):
