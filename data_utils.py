@@ -112,8 +112,8 @@ def refuse_other_data(
 
 
 def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
-    """The training and the validation clips, checked: lists, texts, headers, and the samples of
-    those whose mels are not cached. Characters without a symbol are printed.
+    """Returns the training and the validation clips, checked: lists, texts, headers, and the
+    samples of those whose mels are not cached. Characters without a symbol are printed.
 
     Raises:
         UserError: all problems, one per line. With ``on_bad_clip=skip`` bad clips are printed and
@@ -167,8 +167,8 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
 
 
 def _too_long(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
-    """The longest clip, if it exceeds the batch capacity. With ``on_bad_clip=skip``, every clip
-    that does, since each is left out."""
+    """Reports the longest clip, if it exceeds the batch capacity. With ``on_bad_clip=skip``, every
+    clip that does, since each is left out."""
     capacity = batch_capacity(hparams) or math.inf
     too_long = [clip for clip in clips if clip.n_frames > capacity]
     too_long.sort(key=lambda clip: clip.n_frames, reverse=True)
@@ -193,7 +193,7 @@ def _too_long(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
 
 
 def texts_to_speak(hparams: HParams) -> list[list[int]]:
-    """Symbol ids of ``speak_texts``; none if ``speak_every`` is 0.
+    """Returns the symbol ids of ``speak_texts``; none if ``speak_every`` is 0.
 
     Raises:
         UserError: one of them has nothing to speak, or cannot be read.
@@ -250,15 +250,15 @@ def batching_settings(hparams: HParams) -> dict[str, Any]:
 
 
 def frames_of_steps(sampler: EpochBatchSampler) -> np.ndarray:
-    """Frames of each process's batch at each step of the epoch, with padding and without:
-    (n_steps, n_processes, 2)."""
+    """Returns the frames of each process's batch at each step of the epoch, with padding and
+    without: (n_steps, n_processes, 2)."""
     batches = [sampler.lengths[batch] for batch in sampler.plan]
     frames = [(len(lengths) * lengths.max(), lengths.sum()) for lengths in batches]
     return np.array(frames)[sampler.steps]
 
 
 def validation_batches(clips: Sequence[Clip], hparams: HParams) -> list[list[int]]:
-    """RAND with the base batch size (Sec. 6): the same batches for every strategy."""
+    """Returns RAND with the base batch size (Sec. 6): the same batches for every strategy."""
     lengths = [clip.n_frames for clip in clips]
     fixed = {"dynamic_batch_size": False, "batch_randomization": False, "seed": VALIDATION_SEED}
     plan = plan_batches(lengths, "RAND", hparams.batch_size, **fixed)
@@ -266,7 +266,7 @@ def validation_batches(clips: Sequence[Clip], hparams: HParams) -> list[list[int
 
 
 def batch_capacity(hparams: HParams) -> int | None:
-    """Frames that a batch may have, padding included; None if neither setting is given."""
+    """Returns the frames that a batch may have, with padding; None if neither setting is given."""
     if hparams.batch_capacity_seconds:
         return int(hparams.batch_capacity_seconds * hparams.sampling_rate / hparams.hop_length)
     return hparams.batch_capacity or None
@@ -320,8 +320,8 @@ def capacity_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
 
 
 def like_ssb(lengths: Sequence[int] | np.ndarray, hparams: HParams, strategy: str) -> int:
-    """The largest parameter of BKT or ATS that pads no more than SSB with ``lrf`` (Sec. 3), for
-    batches of a fixed size.
+    """Returns the largest parameter of BKT or ATS that pads no more than SSB with ``lrf`` (Sec. 3),
+    for batches of a fixed size.
 
     Raises:
         ValueError: there is none.
@@ -412,7 +412,7 @@ def load_ahead(
 
 
 def collate(items: Sequence[Item]) -> Batch:
-    """Items as a batch, padded to the longest text and the longest mel."""
+    """Returns items as a batch, padded to the longest text and the longest mel."""
     items = sorted(items, key=lambda item: -len(item.ids))
     text_lengths = torch.tensor([len(item.ids) for item in items])
     mel_lengths = torch.tensor([len(item.mel) for item in items])

@@ -10,7 +10,6 @@ strategies", Interspeech 2021).
 import ast
 import dataclasses
 import difflib
-import functools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -210,24 +209,16 @@ NVIDIA_ONLY = {
     "iters_per_checkpoint": "use epochs_per_checkpoint, epochs_per_validation, checkpoint_minutes",
     "load_mel_from_disk": "mels are computed from the wavs once, and kept: see cache_mels",
     "fp16_run": "use precision=bf16, or tf32",
-    "dynamic_loss_scaling": "precision=bf16 needs no scaling of the loss",
     "distributed_run": "on several GPUs: torchrun --nproc_per_node=N train.py ...",
-    "max_wav_value": "samples of any format are scaled to [-1, 1]; leave it out",
     "n_frames_per_step": "a decoder step makes one frame, as NVIDIA's does; leave it out",
-    "decoder_no_early_stopping": "use gate_threshold=0.999, and max_decoder_steps",
-    "use_saved_learning_rate": "leave it out: -c keeps all settings that --hparams does not name",
-    "cudnn_enabled": "cuDNN is always used; leave it out",
-    "cudnn_benchmark": "batches differ in shape, so it only costs time; leave it out",
-    "dist_backend": "torchrun sets it up; leave it out",
-    "dist_url": "torchrun sets it up; leave it out",
 }
 
 
 def create_hparams(
     overrides: str = "", preset: str | None = None, base: HParams | None = None
 ) -> HParams:
-    """``base``, or the defaults, overridden by the preset, then by ``name=value`` pairs separated
-    by commas.
+    """Returns ``base``, or the defaults, overridden by the preset, then by ``name=value`` pairs
+    separated by commas.
 
     Values: ``batch_size=32``, ``lrf=1e-1``, ``cache_mels=False``, ``data_dir=/a/b`` or
     ``data_dir='a, b'``, ``ignore_layers=[embedding.weight,postnet]``.
@@ -243,8 +234,8 @@ def create_hparams(
 
 
 def audio_settings(sampling_rate: int) -> dict[str, int | float]:
-    """Audio settings for a sampling rate in Hz: windows of 50 ms every 12.5 ms (Sec. 6), rounded up
-    to samples."""
+    """Returns the audio settings for a sampling rate in Hz: windows of 50 ms every 12.5 ms (Sec.
+    6), rounded up to samples."""
     win_length = -(-sampling_rate // 20)
     return {
         "sampling_rate": sampling_rate,
@@ -256,7 +247,7 @@ def audio_settings(sampling_rate: int) -> dict[str, int | float]:
 
 
 def recorded_hparams(folder: Path) -> HParams:
-    """The settings in a run's hparams.json. Raises :class:`UserError` if it cannot be read."""
+    """Returns the settings in a run's hparams.json, or raises :class:`UserError`."""
     file = folder / "hparams.json"
     if not file.exists():
         raise UserError(f"{folder}: holds no run; name the output of run_all.sh or train.py")
@@ -270,7 +261,7 @@ def recorded_hparams(folder: Path) -> HParams:
 
 
 def settings_table() -> str:
-    """The settings by topic, a line each: name, default and meaning."""
+    """Returns the settings by topic, a line each: name, default and meaning."""
     lines = []
     for field in dataclasses.fields(HParams):
         if field.name in TOPICS:
@@ -280,15 +271,9 @@ def settings_table() -> str:
     return "\n".join(lines).strip()
 
 
-@functools.cache
-def _note(message: str) -> None:
-    """Print a note, once."""
-    print(f"note: {message}")
-
-
 def parse_overrides(overrides: str) -> dict[str, object]:
-    """The settings named in ``overrides`` (see :func:`create_hparams`) and their values. Of a
-    setting that is named twice, the later value counts, and a note says so.
+    """Returns the settings named in ``overrides`` (see :func:`create_hparams`) and their values. Of
+    a setting that is named twice, the later value counts.
 
     Raises:
         UserError: an unknown name, or a value of the wrong type.
@@ -308,13 +293,7 @@ def parse_overrides(overrides: str) -> dict[str, object]:
             if name in NVIDIA_ONLY:
                 hint = f"NVIDIA's code has it: {NVIDIA_ONLY[name]}"
             raise UserError(f"--hparams: unknown setting '{name}'; {hint}")
-        slip = re.search(r"\s(\w+)=", text)
-        if slip and slip[1] in fields and text[0] not in "'\"":
-            raise UserError(f"--hparams: '{pair.strip()}': put a comma before '{slip[1]}='")
-        value = _parse(name, text, fields[name])
-        if name in values:
-            _note(f"--hparams: setting '{name}' is given twice; {quote(value)} is used")
-        values[name] = value
+        values[name] = _parse(name, text, fields[name])
     if "symbols" in values:
         if values["symbols"].startswith("@"):
             values["symbols"] = read_symbols(values["symbols"][1:])
@@ -323,7 +302,7 @@ def parse_overrides(overrides: str) -> dict[str, object]:
 
 
 def read_symbols(file: str) -> str:
-    """The characters in ``file`` without its line breaks, in order: an alphabet.
+    """Returns the characters in ``file`` without its line breaks, in order: an alphabet.
 
     Raises:
         UserError: it cannot be read, has no characters, or one that cannot be a symbol.
@@ -344,7 +323,7 @@ def read_symbols(file: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas that are outside quotes and brackets."""
+    """Splits at commas that are outside quotes and brackets."""
     # Quoted text, which a quote after a backslash does not end, or one character.
     tokens = re.findall(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|.""", text)
     parts, depth = [""], 0
@@ -360,7 +339,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parse(name: str, text: str, kind: type) -> object:
-    """``text`` as a value of the field's type."""
+    """Returns ``text`` as a value of the field's type."""
     try:
         if kind is bool:
             return {"true": True, "false": False}[text.lower()]
@@ -382,12 +361,12 @@ def _parse(name: str, text: str, kind: type) -> object:
 
 
 def format_overrides(settings: Mapping[str, object]) -> str:
-    """``settings`` as :func:`parse_overrides` reads them."""
+    """Writes ``settings`` as :func:`parse_overrides` reads them."""
     return ",".join(f"{name}={quote(value)}" for name, value in settings.items())
 
 
 def quote(value: object) -> str:
-    """A setting's value as :func:`parse_overrides` reads it."""
+    """Writes a setting's value as :func:`parse_overrides` reads it."""
     if isinstance(value, tuple):
         items = ",".join(map(quote, value))
         return items if len(value) == 1 else f"[{items}]"

@@ -123,7 +123,7 @@ def train(args: argparse.Namespace) -> None:
             folder, args.checkpoint, args.hparams, args.preset, args.resume, args.warm_start
         )
         resuming = args.resume and source is not None
-        if resuming and progress.epoch >= hparams.epochs:
+        if progress.epoch >= hparams.epochs:
             print(f"{source}: all {progress.epoch} epochs are done")
             return
         device = choose_device(hparams)
@@ -148,18 +148,11 @@ def train(args: argparse.Namespace) -> None:
             checkpoint.refuse_other_processes(state, progress, source)
         replica = distributed.RANK, distributed.WORLD_SIZE
         data = data_utils.open_data(*clips, hparams, *replica)
-    if "iteration" in state:  # NVIDIA's training state
-        progress.epoch = progress.step // len(data.sampler)
-    if progress.epoch >= hparams.epochs:
-        raise UserError(
-            f"{source}: has {progress.epoch} epochs; set epochs={progress.epoch + 1} or more, "
-            "or take its weights by --warm_start"
-        )
-
     # Checkpoint
     run = Run(hparams, data, model.to(device), folder, progress)
     if "optimizer" in state:
-        checkpoint.load_optimizer(run.optimizer, state, source, model)
+        now = run.optimizer.state_dict()["param_groups"]  # with the learning rate of today
+        run.optimizer.load_state_dict(state["optimizer"] | {"param_groups": now})
     run.check_decoder()
     if distributed.RANK == 0:
         run.open_logger(log_dir, source if resuming else None)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import STRATEGIES, deal_batches, plan_batches
 from cli import ArgumentParser, exit_on_user_error, positive
-from scripts.lengths import ljspeech_lengths
+from corpus.lengths import ljspeech_lengths
 
 HOP_LENGTH = 276  # samples: 12.5 ms
 SIZES = (10_480, 1_000_000)

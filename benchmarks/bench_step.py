@@ -36,12 +36,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import plan_batches
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
+from corpus.lengths import LJSPEECH_LENGTHS, ljspeech_lengths, read_lengths
 from data_utils import Batch, Item, collate
 from hparams import HParams, create_hparams
 from layers import length_mask
 from loss_function import Tacotron2Loss
 from model import Output, Tacotron2
-from scripts.lengths import LJSPEECH_LENGTHS, ljspeech_lengths, read_lengths
 from training.device import (
     choose_device,
     free_memory,

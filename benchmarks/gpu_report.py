@@ -25,7 +25,7 @@ import soundfile
 import torch
 
 from cli import ArgumentParser, exit_on_user_error, make_folder
-from scripts.lengths import ljspeech_lengths
+from corpus.lengths import ljspeech_lengths
 from training.device import device_name
 
 ROOT = Path(__file__).resolve().parent.parent

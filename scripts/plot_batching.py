@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import STRATEGIES, BatchStatistics, batch_statistics, plan_batches, solve_randomness
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, positive
+from corpus.lengths import ljspeech_lengths, read_lengths, subset
 from hparams import HParams
-from scripts.lengths import ljspeech_lengths, read_lengths, subset
 
 TRAIN_SIZE = 10_480  # clips in the paper's training set, of LJSpeech's 13,100
 PARAMETERS = {"SSB": "lrf", "BKT": "bucket_size", "ATS": "n_bins"}

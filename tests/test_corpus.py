@@ -90,12 +90,11 @@ def test_mels_are_librosas_and_griffin_lim_inverts_them(preset):
     assert (again - ours[:, : again.size(1)]).abs().mean() < 0.3
 
 
-@pytest.mark.parametrize("preset", ["nvidia", "paper"])
-def test_griffin_lim_takes_what_an_untrained_model_says(preset):
+def test_griffin_lim_takes_what_an_untrained_model_says():
     """Any numbers, of any number of frames. It is always the same sound."""
-    hparams = create_hparams(preset=preset)
-    for n_frames in (0, 1, 2, 3, 9):
-        for level in (0.0, -1e9, 1e9, math.inf, math.nan):
+    hparams = create_hparams()
+    for n_frames in (0, 1, 2, 9):
+        for level in (-1e9, 1e9, math.inf, math.nan):
             mel = torch.randn(80, n_frames)
             mel[1::2] += level
             samples = griffin_lim(mel, hparams)
@@ -131,20 +130,12 @@ def test_a_filelist_is_never_replaced(tmp_path):
 
 
 def test_characters_that_are_not_read_as_written_are_noted(capsys):
-    def notes(texts, settings=""):
-        located = [(f"F:{n}", text) for n, text in enumerate(texts, 1)]
-        report_unknown_characters(located, create_hparams(settings))
-        return capsys.readouterr().out.removeprefix("note: ").splitlines()
-
-    (note,) = notes(["plain", "so [sic", "[sic"])
-    assert note.startswith("F:2: '[' (U+005B) has no symbol and is left out (in 2 texts); change")
-    (note,) = notes(["plain", "Straße über Äpfel", "Käse", "1984"])
-    assert note.startswith("F:2: 'ß' is read as 'ss' (in 2 texts, other letters too); in a languag")
-    alphabet = "text_cleaners=basic_cleaners,symbols=' abcß'"
-    (note,) = notes(["ab ß", "a 1", "1 b"], alphabet)
-    assert note == "F:2: '1' (U+0031) has no symbol and is left out (in 2 texts); spell numbers out"
-    (note,) = notes(["ab ґ"], alphabet)
-    assert note.endswith("change the text, or, before training, add it to the setting symbols")
+    texts = ["plain", "so [sic", "1984", "[sic", "Straße"]
+    located = [(f"F:{n}", text) for n, text in enumerate(texts, 1)]
+    report_unknown_characters(located, create_hparams())
+    left_out, misread = capsys.readouterr().out.splitlines()
+    assert left_out.startswith("note: F:2: '[' (U+005B) has no symbol and is left out (in 2 texts)")
+    assert misread.startswith("note: F:5: 'ß' is read as 'ss'")
 
 
 # Checks
@@ -155,56 +146,44 @@ def bad_wavs(corpus):
     tone, _ = soundfile.read(corpus / "0.wav")
     sounds = {
         "stereo": np.stack([tone, tone], 1),
-        "empty": tone[:0],
         "short": tone[:1101],
-        "silent": np.zeros(9000),
         "constant": np.full(9000, 0.5),
         "loud": np.sign(tone) * 3,
         "nan": tone * np.nan,
     }
     for name, samples in sounds.items():
         soundfile.write(corpus / f"{name}.wav", samples, 22050, subtype="FLOAT")
-    for name in ("AIFF", "RF64", "AU"):
-        soundfile.write(corpus / f"{name}.wav", tone, 22050, format=name)
+    soundfile.write(corpus / "AIFF.wav", tone, 22050, format="AIFF")
     soundfile.write(corpus / "rate.wav", tone, 16000)
     (corpus / "noise.wav").write_bytes(b"this is not sound")
-    for name, other in (("again", 0), ("leak", 10)):
-        (corpus / f"{name}1.wav").symlink_to(corpus / f"{other}.wav")
-        (corpus / f"{name}2.wav").hardlink_to(corpus / f"{other + 1}.wav")
+    (corpus / "leak1.wav").symlink_to(corpus / "10.wav")
+    (corpus / "leak2.wav").hardlink_to(corpus / "11.wav")
 
 
 # Lines of a filelist, and patterns of what is wrong with them
 BAD_LINES = {
     "0.wav": "'0.wav' is not path|text; write a path, one |, and the text",
-    "0.wav|a|b|c": "'0.wav|a|b|c' is not path|text",
     "0.wav|caf\udce9": "byte 0xe9 is not UTF-8; save as UTF-8",
     "99.wav|ok": "99.wav: no such file; fix its line, or set data_dir",
     "stereo.wav|ok": "stereo.wav: 2 channels; mix it down to mono",
     "rate.wav|ok": "rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz (*), or set "
     "sampling_rate=16000,hop_length=200,win_length=800,filter_length=1024",
     "short.wav|ok": "short.wav: 1101 samples, too short for a mel; remove * 1103 samples or more",
-    "empty.wav|ok": "empty.wav: 0 samples, too short for a mel; remove * 1103 samples or more",
     "noise.wav|ok": "noise.wav: not a readable sound file (*); replace it",
     "AIFF.wav|ok": "AIFF.wav: is AIFF; convert it to wav or flac",
-    "RF64.wav|ok": "RF64.wav: is RF64; convert it to wav or flac",
-    "AU.wav|ok": "AU.wav: is AU; convert it to wav or flac",
     "2.wav|": "text '' has nothing to speak once cleaned; fix or remove it",
-    "2.wav|...!": "text '...!' has nothing to speak",
     "2.wav|say {QQ}": "'QQ' in braces is not an ARPAbet phone; use ",
     "2.wav|a": "text 'a' is one symbol; training needs two or more",
     "2.wav|" + "a " * 300: "text of 599 symbols, above max_text_length=500; split * raise",
     "rate.wav|": "rate.wav: sampling rate 16000 Hz; *; and: text '' has nothing to speak",
 }
 BAD_SAMPLES = {
-    "constant.wav|ok": "constant.wav: is silent (peak 0.5); remove its line",
     "loud.wav|ok": "loud.wav: has a sample of 3, beyond *; scale it down",
     "nan.wav|ok": "nan.wav: has samples that are not finite; replace it",
-    "silent.wav|ok": "silent.wav: is silent (peak 0); remove its line",
+    "constant.wav|ok": "constant.wav: is silent (peak 0.5); remove its line",
 }
 BAD_IN_TRAINING = {
     "./0.wav|ok": "0.wav is on train.txt:1 too; keep one",
-    "again1.wav|ok": "again1.wav is on train.txt:1 too; keep one",
-    "again2.wav|ok": "again2.wav is on train.txt:3 too; keep one",
     "9.wav|ok": "9.wav is on val.txt:1 too; keep one",
     "leak1.wav|ok": "leak1.wav is on val.txt:2 too; keep one",
     "leak2.wav|ok": "leak2.wav is on val.txt:3 too; keep one",
@@ -249,18 +228,16 @@ CUT = "cut off: its header says 4,410 bytes of samples, but it has 3,410; copy o
 
 
 @pytest.mark.parametrize(
-    ("name", "endian", "metadata", "problem"),
+    ("name", "metadata", "problem"),
     [
-        ("WAV", "FILE", b"", CUT),
-        ("WAV", "FILE", COMMENTS, CUT),
-        ("WAV", "BIG", b"", CUT),
-        ("WAVEX", "FILE", b"", CUT),
-        ("FLAC", "FILE", b"", "not a readable|not as long as"),
+        ("WAV", b"", CUT),
+        ("WAV", COMMENTS, CUT),
+        ("FLAC", b"", "not a readable|not as long as"),
     ],
 )
-def test_a_cut_is_noticed(corpus, hparams, name, endian, metadata, problem):
+def test_a_cut_is_noticed(corpus, hparams, name, metadata, problem):
     path = corpus / "x.wav"
-    write_tone(path, 0.1, subtype="PCM_16", format=name, endian=endian)
+    write_tone(path, 0.1, subtype="PCM_16", format=name)
     whole = path.read_bytes()
     whole = whole[:36] + metadata + whole[36:]
     path.write_bytes(whole)
@@ -367,17 +344,6 @@ def test_a_damaged_mel_is_computed_again(hparams, clips):
             mels(clips[0])
         np.testing.assert_array_equal(open_mels(clips, hparams)(clips[0]), expected)
         assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("change", ["removed", "replaced"])
-def test_a_sound_that_changes_while_training_is_named(hparams, clips, change):
-    mels, path = open_mels(clips, replace(hparams, cache_mels=False)), Path(clips[3].path)
-    content = path.read_bytes()
-    path.unlink()
-    if change == "replaced":
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=rf"^{path}: changed or removed .*; run again"):
-        mels(clips[3])
 
 
 def test_runs_may_fill_the_cache_at_once(corpus, hparams):

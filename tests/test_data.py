@@ -1,4 +1,3 @@
-import os
 import re
 import shutil
 import threading
@@ -6,7 +5,6 @@ import time
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -37,13 +35,6 @@ def load_all(hparams):
     open_mels([*train, *val], hparams)
     data_utils.training_sampler(train, hparams)
     return train
-
-
-def load_list(hparams, content):
-    """The clips of a filelist with this content, with which the settings train."""
-    path = Path(hparams.data_dir, "list.txt")
-    path.write_text(content, newline="", errors="surrogateescape")
-    return load_all(replace(hparams, training_files=str(path), batch_size=1))
 
 
 def assert_refused(hparams, patterns):
@@ -82,18 +73,12 @@ def test_each_list_may_have_a_folder_of_its_own(corpus, hparams, monkeypatch):
     assert not MelCache(several).missing([*train, *val])
 
     Path("all.txt").write_text("".join(f"{path}|tone {path[-5]}\n" for path in paths))
-    merged = replace(several, data_dir="", training_files="all.txt")
     Path("va.txt").write_text("one/3.wav|tone 3\n")
     Path("vb.txt").write_text("other/3.wav|tone 3\n")
+    merged = replace(several, data_dir="", training_files="all.txt")
     assert data_utils.data_fingerprint(*load_data(merged)) == data_utils.data_fingerprint(
         train, val
     )
-    os.rename("one", "one + other")  # then that is the name of one folder
-    with pytest.raises(UserError, match=r"va\.txt:1: one \+ other/one/3.wav: no such file"):
-        load_data(several)
-    Path("va.txt").write_text("3.wav|tone 3\n")
-    one = replace(several, training_files="a.txt", validation_files="va.txt")
-    assert [clip.path for clip in load_data(one)[0]] == [f"one + other/{i}.wav" for i in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -101,26 +86,10 @@ def test_each_list_may_have_a_folder_of_its_own(corpus, hparams, monkeypatch):
     [
         ("data_dir", "/none", "setting data_dir=/none: no such folder; use the corpus's"),
         ("data_dir", "cache", "setting data_dir=cache: has none of the clips that "),
-        ("data_dir", "cache+none", "setting data_dir=cache+none: no such folder none; use the cor"),
-        ("data_dir", "+cache", "setting data_dir=+cache: 2 folders; give one for all, or"),
-        ("mel_cache_dir", "0.wav", "0.wav: cannot be written (File exists); set mel_cache_dir to"),
         ("training_files", "no.txt", "filelist 'no.txt': No such file or directory; scripts/prep"),
-        ("training_files", "", "filelist '': Is a directory; scripts/prepare_corpus"),
         ("training_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
-        ("validation_files", "empty.txt", "empty.txt: has no clips; write lines of path|text"),
-        (
-            "training_files",
-            "train.txt+a/../train.txt",
-            "filelist 'a/../train.txt': is named twice ",
-        ),
-        (
-            "training_files",
-            "val.txt",
-            "filelist 'val.txt': is named twice in val.txt and val.txt; ",
-        ),
-        ("batch_capacity_seconds", 0.48, "train.txt:8: 7.wav has 40 frames, * 38; set *s=0.51 or"),
+        ("training_files", "val.txt", "filelist 'val.txt': is named twice in val.txt and val.txt"),
         ("batch_capacity_seconds", 0.47, "train.txt:8: * 37 (and 1 more clip); set *s=0.51"),
-        ("batch_capacity_seconds", 0.2, "train.txt:8: * 15 (and 5 more clips); set *s=0.51"),
         ("batch_size", 9, "setting batch_size=9: train.txt has 8 clips; use at most 8"),
     ],
 )
@@ -138,14 +107,9 @@ def test_the_capacity_that_a_refusal_names_is_enough_and_is_of_frames(hparams):
         assert len(indices) * max(clips[i].n_frames for i in indices) <= 0.51 * 22050 / 276
 
 
-def spy(monkeypatch, room, name):
-    """A mock that calls what it replaces."""
-    monkeypatch.setattr(room, name, Mock(wraps=getattr(room, name)))
-    return getattr(room, name)
-
-
 @pytest.mark.parametrize("cache", [True, False])
-def test_up_to_one_percent_of_bad_clips_can_be_skipped(corpus, hparams, capsys, monkeypatch, cache):
+def test_up_to_one_percent_of_bad_clips_can_be_skipped(corpus, hparams, capsys, cache):
+    """Also when the mels are cached already, whose samples are not checked again."""
     hparams = replace(hparams, on_bad_clip="skip", cache_mels=cache)
     soundfile.write(corpus / "silent.wav", np.zeros(9000), 22050)
     names = [f"many{i}.wav" for i in range(200)]
@@ -153,23 +117,15 @@ def test_up_to_one_percent_of_bad_clips_can_be_skipped(corpus, hparams, capsys, 
         shutil.copy(corpus / "0.wav", corpus / name)
     names[7], names[9] = "silent.wav", "gone.wav"
     (corpus / "train.txt").write_text("".join(f"{name}|tone\n" for name in names))
-    check = spy(monkeypatch, data_utils, "check_samples")
-    for again in (False, True):
-        check.reset_mock()
+    for _ in range(2):
         train, val = load_data(hparams)
         assert [Path(clip.path).name for clip in train] == [*names[:7], names[8], *names[10:]]
-        out = capsys.readouterr().out.replace(f"{corpus}/", "")
-        assert fnmatchcase(
-            out, "*train.txt:8: silent.wav: *\n*train.txt:10: gone.wav: *\n*2 of the 200 *"
-        )
-        # Samples that are cached were checked when their mels were computed.
-        checked = [len(call.args[0]) for call in check.call_args_list]
-        assert checked == ([0, 1] if cache and again else [4, 199])
+        out = capsys.readouterr().out
+        assert "train.txt:8: " in out and "train.txt:10: " in out and "2 of the 200 " in out
         open_mels([*train, *val], hparams)
     with open(corpus / "train.txt", "a") as file:
         file.write("99.wav|tone")
-    lines = ["*"] * 3 + ["train.txt: 3 of 201 clips * at most 1%; fix"]
-    assert_refused(hparams, lines)
+    assert_refused(hparams, ["*"] * 3 + ["train.txt: 3 of 201 clips * at most 1%; fix"])
 
 
 # Batches
@@ -247,22 +203,17 @@ def test_validation_batches_depend_on_no_batching_setting(settings, clips):
 
 
 def test_a_long_clip_that_makes_few_batches_is_noted_with_a_capacity_that_makes_more():
-    rng = np.random.default_rng(0)
-
     def noted(lengths, settings=""):
         hparams = create_hparams(settings)
         clips = [Clip("", "", [], n, "", ()) for n in lengths.tolist()]
         sampler = data_utils.training_sampler(clips, hparams)
         return data_utils.capacity_note(sampler, hparams), len(sampler.plan)
 
-    short = rng.integers(100, 400, 1100)
-    for longest in (900, 3000, 9000):
-        lengths = np.append(short, longest)
-        note, few = noted(lengths)
-        assert note.startswith(
-            f"an epoch has {few} batches, with dynamic_batch_size=False 69: the "
-        )
-        setting, more = re.search(r"(batch_capacity_seconds=\S+) makes (\d+)$", note).groups()
-        assert few < 35 < int(more) and noted(lengths, setting) == ("", int(more))
-        assert noted(lengths, "dynamic_batch_size=False")[0] == ""
-    assert noted(short)[0] == ""
+    lengths = np.random.default_rng(0).integers(100, 400, 1100)
+    assert noted(lengths)[0] == ""
+    lengths[0] = 3000
+    note, few = noted(lengths)
+    setting, more = re.search(r"(batch_capacity_seconds=\S+) makes (\d+)$", note).groups()
+    assert 2 * few < 69 < 2 * int(more)  # 69 of a fixed size
+    assert noted(lengths, setting) == ("", int(more))
+    assert noted(lengths, "dynamic_batch_size=False") == ("", 69)

@@ -57,11 +57,12 @@ def decode(inputs: Sequence[Tensor], recurrences=scan, **options) -> tuple[Tenso
 @pytest.mark.parametrize("T", [1, STEPS + 3])
 def test_gradients_are_finite_differences(T, masked):
     options = {"mask": torch.rand(T, 3, 3) > 0.3 if masked else None, "scale": 1.4}
-    assert gradcheck(lambda *inputs: decode(inputs, **options), arguments(T))
+    inputs = arguments(T)
+    assert gradcheck(lambda *inputs: decode(inputs, **options), inputs, fast_mode=T > 1)
 
 
 def test_gradients_that_arrive_at_the_alignment_alone():
-    assert gradcheck(lambda *inputs: decode(inputs)[2], arguments(STEPS + 3))
+    assert gradcheck(lambda *inputs: decode(inputs)[2], arguments(STEPS + 3), fast_mode=True)
 
 
 def test_a_second_backward_is_right_or_refused():
@@ -179,15 +180,10 @@ def test_model_equals_the_reference(changes, lengths, dtype, tolerance):
 
 
 def test_model_equals_the_reference_with_peaked_attention():
-    """Weights after some training, when attention looks at one character at a time."""
-    model, batch = build(decoder="scan").double(), batch_of([9, 7], [30, 24], F64)
-    optimizer = torch.optim.Adam(model.decoder.attention_layer.parameters(), 0.05)
-    for _ in range(90):
-        optimizer.zero_grad()
-        output = model(batch)
-        Tacotron2Loss(10.0, 0.1)(output, batch).objective.backward()
-        optimizer.step()
-    assert output.alignment.amax(2).mean() > 0.75
+    """As after some training, when attention looks at one character at a time."""
+    model, batch = build().double(), batch_of([9, 7], [30, 24], F64)
+    model.decoder.attention_layer.v.linear_layer.weight.data *= 12
+    assert model(batch).alignment.amax(2).mean() > 0.75
     assert_equal(model, batch, 1e-9)
 
 

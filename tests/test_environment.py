@@ -26,25 +26,58 @@ def imported(*patterns: str) -> set[str]:
     return {package for module in modules for package in packages.get(module, ())}
 
 
-def test_a_file_imports_only_from_files_below_it():
-    """In the order of CONTRIBUTING.md's table, which has every file that is not a test."""
-    table = re.findall(r"^\| `([\w.]+)/?` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
-    rank = {name.removesuffix(".py"): place for place, name in enumerate(table)}
-    for path in chain(ROOT.glob("*.py"), *(ROOT.glob(f"{name}/**/*.py") for name in table)):
+# Each room imports from those above it alone. Programs are last, and import no other program.
+ROOMS = (
+    {"cli", "text", "batching", "layers"},
+    {"hparams", "decoder"},
+    {"corpus", "model", "loss_function"},
+    {"data_utils"},
+    {"training"},
+    {"speech"},
+    {"train", "scripts"},
+)
+STAND_ALONE = {"batching": set(), "text": set(), "decoder": {"layers"}, "loss_function": {"layers"}}
+STAND_ALONE["model"] = {"layers", "decoder"}
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, anywhere in it."""
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            modules.add(node.module)
+        elif isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+    return modules
+
+
+def test_imports_go_one_way():
+    rank = {name: place for place, names in enumerate(ROOMS) for name in names}
+    for path in (*ROOT.glob("*.py"), *chain(*(ROOT.glob(f"{name}/*.py") for name in rank))):
         room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) else []
-            for name in names:
-                imported = name.partition(".")[0]
-                assert imported not in rank or rank[room] <= rank[imported], f"{path} {name}"
+        ours = {name.partition(".")[0] for name in imports(path)} & rank.keys() - {room}
+        assert all(rank[name] < rank[room] for name in ours), (path, ours)
+        assert ours <= STAND_ALONE.get(room, ours), path
+
+
+def test_programs_and_tests_share_no_helpers():
+    for path in ROOT.glob("scripts/*.py"):
+        assert not any(name.startswith("scripts") for name in imports(path)), path
+    for path in ROOT.glob("tests/*.py"):
+        assert not any(name.startswith("benchmarks") for name in imports(path)), path
+
+
+def test_contributing_names_every_room():
+    table = re.findall(r"^\| `([\w.]+)/?` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    modules = {path.name for path in ROOT.glob("*.py")}
+    folders = {path.parent.name for path in ROOT.glob("*/*.py")} - {"tests"}
+    assert modules | folders <= set(table)
 
 
 def test_requirements_list_what_is_imported_and_nothing_else():
-    programs = imported("*.py", "text/*.py", "scripts/*.py", "benchmarks/*.py")
+    programs = imported("*.py", *(f"{room}/*.py" for room in {*chain(*ROOMS), "benchmarks"}))
     by_torch = {"tensorboard"}  # as torch.utils.tensorboard
-    # triton comes with PyTorch's CUDA builds; bench_intelligibility.py asks for pocketsphinx.
-    optional = {"espeakng-loader", "triton", "pocketsphinx"}
+    optional = {"espeakng-loader", "triton"}  # triton comes with PyTorch's CUDA builds
     assert programs - optional | by_torch == listed("requirements.txt")
     kinds = ("", "-dev", "-ci")
     everything = set().union(*(listed(f"requirements{kind}.txt") for kind in kinds))

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from cli import UserError
 from hparams import (
-    NVIDIA_ONLY,
     HParams,
     create_hparams,
     format_overrides,
@@ -43,11 +42,8 @@ def test_values_as_users_write_them():
     assert type(create_hparams(overrides).learning_rate) is float
 
 
-def test_a_later_value_wins_with_one_note(capsys):
-    for _ in range(2):
-        assert create_hparams("epochs=3,lrf=0.2,epochs=12").epochs == 12
-    note = "note: --hparams: setting 'epochs' is given twice; 12 is used\n"
-    assert capsys.readouterr().out == note
+def test_a_later_value_wins():
+    assert create_hparams("epochs=3,lrf=0.2,epochs=12").epochs == 12
 
 
 AWKWARD = " ,;='\"\\[]()äß\u0301\u200cज"
@@ -83,12 +79,8 @@ def test_a_symbol_file_is_read_with_the_setting_and_the_embedding_follows(tmp_pa
     ("content", "problem"),
     [
         (None, "No such file or directory; name a file that has"),
-        (b"", "has no characters; write those of the language"),
-        (b"\xef\xbb\xbf\r\n", "has no characters"),
         ("aä".encode("latin-1"), "byte 0xe4 is not UTF-8; save as UTF-8"),
         (b"abc\na", "'a' (U+0061) is there twice; keep one"),
-        (b"ab_", "'_' (U+005F) is the padding, which every alphabet has; leave it out"),
-        (b"a\tb", r"'\t' (U+0009) is a control character or the like; leave it out"),
     ],
 )
 def test_a_bad_symbol_file_is_refused_in_one_line(tmp_path, content, problem):
@@ -101,35 +93,17 @@ def test_a_bad_symbol_file_is_refused_in_one_line(tmp_path, content, problem):
 
 REFUSED = {
     "bach_size=3": "unknown setting 'bach_size'; did you mean 'batch_size'?",
+    "fp16_run=True": "unknown setting 'fp16_run'; NVIDIA's code has it: use precision=bf16",
+    "batch_size": "'batch_size' is not name=value",
     "batch_size=3.5": "batch_size=3.5 is not valid; use a whole number",
-    "batch_size=": "batch_size= is not valid; use a whole number",
     "batch_size=0": "batch_size=0: use a value above 0",
     "cache_mels=1": "cache_mels=1 is not valid; use True or False",
-    "learning_rate=fast": "learning_rate=fast is not valid; use a number",
     "lrf=nan": "lrf=nan: use a number up to 1e6",
-    "learning_rate=1e300": "learning_rate=1e+300: use a number up to 1e6",
-    "seed=99999999999999999999": "use a whole number below 2**31",
-    "batch_size": "'batch_size' is not name=value",
-    "lr=1e-3": "unknown setting 'lr'; did you mean 'learning_rate'?",
-    "data_dir='x": "unbalanced quotes",
-    "data_dir=x\ny": "has a line break or the like; leave it out",
-    "seed=1,data_dir=x training_files=y,epochs=2": (
-        "--hparams: 'data_dir=x training_files=y': put a comma before 'training_files='"
-    ),
-    "p_prenet_dropout=1": "p_prenet_dropout=1.0: use a value from 0 to below 1",
+    "seed=1,data_dir=x training_files=y": "put a comma before 'training_files='",
     "batching_strategy=SORTED": "use one of SSB, RAND, SB, BKT, ATS",
-    "n_symbols=99": "setting n_symbols=99: use 148 or more",
     "symbols=abc,n_symbols=3": "setting n_symbols=3: use 4 or more",
-    "symbols=aba": "setting symbols: 'a' (U+0061) is there twice; keep one",
-    "symbols='a\\n'": r"setting symbols: '\n' (U+000A) is a control character",
-    "symbols='a\"": "unbalanced quotes",
-    "precision=fp16": "use one of fp32, tf32, bf16",
     "hop_length=4000": "hop_length=4000: use at most win_length=1103",
-    "mel_fmax=12000": "mel_fmax=12000.0: use a value above mel_fmin=0.0 up to",
-    "encoder_kernel_size=4": "use an odd number",
     "batch_capacity=9000,dynamic_batch_size=False": "set dynamic_batch_size=True",
-    "batch_capacity=9000,batch_capacity_seconds=9": "in frames or in seconds, not both",
-    **{f"{name}=1": f"unknown setting '{name}'; NVIDIA's " for name in NVIDIA_ONLY},
 }
 
 
@@ -147,25 +121,14 @@ def test_any_text_parses_or_is_refused_in_one_line(text):
         assert str(error).isprintable() or "\n" not in str(error)
 
 
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        ("print('x')", "output pipe closed"),
-        ("open('text', 'w')", "text: Is a directory; move what is there, then run again"),
-        (
-            "(_ for _ in ()).throw(OSError(13, 'Permission denied', 'text'))",
-            "text: Permission denied; allow writing, or use another folder, then run again",
-        ),
-    ],
-)
-def test_output_that_cannot_be_written_is_reported_in_one_line(action, message):
+def test_output_that_cannot_be_written_is_one_line_and_status_2():
     reader, writer = os.pipe()
     os.close(reader)
-    code = f"import cli; cli.exit_on_user_error(lambda: {action})"
+    code = "import cli; cli.exit_on_user_error(lambda: print('x'))"
     options = {"cwd": ROOT, "stdout": writer, "stderr": subprocess.PIPE, "text": True}
     program = subprocess.run([sys.executable, "-c", code], **options)
     os.close(writer)
-    assert (program.returncode, program.stderr) == (2, f"error: {message}\n")
+    assert (program.returncode, program.stderr) == (2, "error: output pipe closed\n")
 
 
 def test_the_table_of_settings_has_each_with_its_default_and_a_short_comment():

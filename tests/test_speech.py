@@ -39,26 +39,12 @@ def test_a_copy_has_no_distortion_whatever_its_loudness_and_pace():
     assert mel_cepstral_distortion(mel.repeat_interleave(2, 1), mel) == 0
 
 
-def test_distortion_grows_with_the_shift():
-    mel = mels(40)
-    shifted = [mel_cepstral_distortion(mel.roll(n, 0), mel) for n in (1, 2, 4)]
-    assert 0 < shifted[0] < shifted[1] < shifted[2]
-    assert mel_cepstral_distortion(mel.roll(4, 0), mel) == pytest.approx(
-        mel_cepstral_distortion(mel, mel.roll(4, 0))
-    )
-
-
 def test_distortion_is_the_difference_of_spectra_in_db():
     # A cosine of a dB over the channels: the root of its mean square is 1 / sqrt(2) dB.
     channel = (torch.arange(80) + 0.5) / 80
     cosine = torch.cos(3 * math.pi * channel)[:, None] * math.log(10) / 20
     mel = mels(30)
     assert mel_cepstral_distortion(mel + cosine, mel) == pytest.approx(1 / math.sqrt(2), rel=1e-3)
-
-
-def test_a_perfect_alignment_has_no_errors():
-    errors = attention_errors(align(*range(len(TEXT))), TEXT, HOP)
-    assert errors == ([], 0, 0)
 
 
 @pytest.mark.parametrize("word", TEXT.split())
@@ -68,12 +54,9 @@ def test_a_removed_word_is_skipped(word):
     assert attention_errors(align(*rest), TEXT, HOP) == ([word], 0, 0)
 
 
-def test_words_after_an_early_end_are_skipped():
-    assert attention_errors(align(*range(11)), TEXT, HOP).skipped == ["harbor", "at", "noon"]
-
-
-def test_going_back_is_a_repeat_and_a_glance_is_not():
+def test_going_back_is_a_repeat_and_neither_reading_on_nor_a_glance_is():
     n = len(TEXT)
+    assert attention_errors(align(*range(n)), TEXT, HOP) == ([], 0, 0)
     twice = align(*range(17), *range(11, n))
     assert attention_errors(twice, TEXT, HOP) == ([], 1, 0)
     glance = align(*range(n))
@@ -115,12 +98,6 @@ def test_speech_depends_on_the_seed_alone():
         assert spoken.alignment.shape == (12, len(texts[i]))
     other = dict(speak(model, texts, seed=1, batch_size=2))
     assert not torch.equal(first[0].mel, other[0].mel)
-
-
-def test_speech_keeps_no_more_than_itself_in_memory():
-    for _, spoken in speak(build(max_decoder_steps=9).eval(), [[5] * 4, [6] * 8]):
-        for kept in spoken[:2]:
-            assert kept.untyped_storage().nbytes() == kept.numel() * kept.element_size()
 
 
 def test_a_text_with_dollars_is_a_title_as_it_is():
@@ -210,26 +187,12 @@ def test_what_cannot_be_evaluated_is_refused_before_the_first(
     evaluated, trained, corpus, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(evaluate, "evaluate", None)
+    smaller = save_model(tmp_path / "0.pt", build(), batch_size=8)
     (tmp_path / "kept.csv").write_text("kept")
-    shapes = {"batch_size": 8}, {"hop_length": 256}
-    smaller, shorter = (
-        save_model(tmp_path / f"{i}.pt", build(), **settings) for i, settings in enumerate(shapes)
-    )
-    lists = {name: f"{corpus}/{name}.txt" for name in ("train", "val")}
-    own, other = (
-        save_model(tmp_path / f"{name}.pt", build(), validation_files=path)
-        for name, path in lists.items()
-    )
     for checkpoints, options, message in (
-        ([own, other], ["--filelist", ""], r"val\.pt: has another validation set than .*train\.pt"),
         ([trained, smaller], [], r"0\.pt: has batch_size=8, .*; give --hparams batch_size=16"),
-        ([trained, shorter], [], r"1\.pt: has hop_length=256, .*; evaluate them apart"),
-        ([trained], ["--hparams", "gate_threshold=2"], "gate_threshold"),
         ([trained], ["-o", f"{tmp_path}/kept"], r"kept\.csv: exists already; give another -o"),
-        ([trained, tmp_path / "none.pt"], [], "no such checkpoint"),
     ):
         with pytest.raises(UserError, match=message):
             evaluated(*options, checkpoints=checkpoints)
-    with pytest.raises(UserError, match=r"val\.txt:\d: has \d+ frames, .*max_decoder_steps=\d+$"):
-        evaluated(changes="max_decoder_steps=9")
     assert not (tmp_path / "out").exists() and (tmp_path / "kept.csv").read_text() == "kept"

@@ -20,7 +20,7 @@ from hparams import PRESETS, HParams, create_hparams
 from model import Tacotron2
 from scripts import synthesize
 from speech import load_model
-from training.checkpoint import VERSION, load_checkpoint
+from training.checkpoint import load_checkpoint
 
 
 @pytest.fixture
@@ -58,16 +58,11 @@ def test_each_text_is_spoken(speak, trained, tmp_path):
 def test_a_checkpoints_own_alphabet_is_spoken(speak, tmp_path):
     settings = "max_decoder_steps=5,text_cleaners=basic_cleaners,symbols=' !äfü'"
     path = save_model(tmp_path / "german.pt", Tacotron2(create_hparams(TINY + settings)))
-    notes = [line for line in speak(path, "Fu\u0308xf!")[0].splitlines() if "has no symbol" in line]
-    (note,) = notes  # u with a combining diaeresis is ü
-    assert "'x' (U+0078) has no symbol and is left out" in note
-    assert load_model(path, symbols=" !äfü").hparams.symbols == " !äfü"
+    printed, _ = speak(path, "Fu\u0308xf!")  # u with a combining diaeresis is ü
+    assert printed.count("has no symbol") == printed.count("'x' (U+0078) has no symbol") == 1
     other = r"^setting symbols: .*german\.pt was trained with other ones; leave it out$"
-    for changes in ("symbols=' !äfö'", "symbols="):  # as many, or other numbers
-        with pytest.raises(UserError, match=other):
-            speak(path, "Äff!", "--hparams", changes)
-    with pytest.raises(UserError, match="'zoo' has nothing to speak"):
-        speak(path, "zoo")
+    with pytest.raises(UserError, match=other):
+        speak(path, "Äff!", "--hparams", "symbols=' !äfö'")
 
 
 def test_nvidias_checkpoint_of_weights_alone_is_spoken(speak, tmp_path):
@@ -118,7 +113,6 @@ def test_texts_are_spoken_so_many_at_a_time_and_listed_in_order(speak, trained, 
 def test_a_text_of_5000_characters_is_spoken(speak, stopping, tmp_path):
     printed, status = speak(stopping, "The tone is long, and it goes on. " * 150)
     assert status == 0 and printed.splitlines()[-1].startswith(f"{tmp_path}/speech/1.wav: ")
-    speak(stopping, "tone" * 1250)
 
 
 @hypothesis.given(st.text("ab .,-?!;", max_size=60), st.integers(1, 30))
@@ -194,18 +188,13 @@ def test_a_trained_model_loads_in_one_line(trained):
 
 
 def test_what_cannot_be_loaded_is_refused(trained, tmp_path):
-    newer, code, text = (tmp_path / name for name in ("newer.pt", "code.pt", "text.pt"))
-    torch.save({"state_dict": {}, "hparams": {"gone": 1}, "version": VERSION}, newer)
+    code, text = tmp_path / "code.pt", tmp_path / "text.pt"
     torch.save({"state_dict": {}, "hparams": Path}, code)
     text.write_text("text")
     infinite = build()
     torch.nn.init.constant_(infinite.embedding.weight, torch.inf)
     for path, changes, message in (
         (trained, "prenet_dim=9", "another model"),
-        (trained, "symbols=abc", r"trained\.pt was trained with other ones; leave it out"),
-        (trained, "prenet=9", "unknown setting 'prenet'"),
-        (trained, "gate_threshold=2", "gate_threshold"),
-        (newer, "", r"newer\.pt: has unknown settings \(gone\)"),
         (code, "", r"code\.pt: holds Python code"),
         (text, "", r"text\.pt: not a checkpoint"),
         (save_model(tmp_path / "inf.pt", infinite), "", r"inf\.pt: embedding\.weight has values"),
@@ -218,20 +207,13 @@ def test_what_cannot_be_spoken_is_refused(speak, predict, trained, corpus, tmp_p
     (tmp_path / "texts").write_bytes(b"one\n...")
     (tmp_path / "latin").write_bytes(b"one\n\xff")
     for arguments, message in (
-        (["fine", "..."], r"text 2: text '\.\.\.' has nothing to speak"),
         (["caf\udce9"], r"text 1: 'caf\\udce9' is not UTF-8"),
         (["-i", f"{tmp_path}/texts"], r"texts:2: text '\.\.\.' has nothing to speak"),
         (["-i", f"{tmp_path}/latin"], "latin: .*; give a text file in UTF-8"),
-        (["-i", f"{tmp_path}/none"], "none: .*; give a text file in UTF-8"),
         ([], "no text to speak; give texts"),
-        (["one", "-i", "texts"], "not two of them"),
-        (["{" + "AA0 " * 60 + "}", "--split", "90"], "text 1: .*this brace is never closed"),
     ):
         with pytest.raises(UserError, match=message):
             speak(trained, *arguments)
-    (tmp_path / "val.txt").write_text("gone.wav|a tone")
-    with pytest.raises(UserError, match=r"val\.txt:1: .*gone\.wav"):
-        predict()
     assert not (tmp_path / "speech").exists()
 
 

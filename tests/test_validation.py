@@ -1,5 +1,7 @@
-"""Validation with batch norm's statistics as training left them, and re-estimated."""
+"""Validation: scores of alignments, and batch norm's statistics as training left them and
+re-estimated."""
 
+import pytest
 import torch
 from conftest import build, outcome
 from torch import nn
@@ -7,9 +9,21 @@ from torch import nn
 from corpus.mels import open_mels
 from data_utils import MelDataset, load_data, training_sampler
 from hparams import create_hparams
-from training.validation import precise_batch_norm
+from training.validation import alignment_scores, precise_batch_norm
 
 ALWAYS = {"event", "epoch", "step"}  # in a record, beside its scalars
+
+
+def test_alignment_scores_of_a_diagonal_and_of_none():
+    diagonal, flat = torch.zeros(2, 40, 20), torch.zeros(2, 40, 20)
+    for i, (T_out, T_in) in enumerate(((40, 20), (30, 10))):
+        diagonal[i, :T_out, :T_in] = torch.eye(T_in).repeat_interleave(T_out // T_in, dim=0)
+        flat[i, :T_out, :T_in] = 1 / T_in
+    lengths = torch.tensor([20, 10]), torch.tensor([40, 30])
+    assert torch.stack(alignment_scores(diagonal, *lengths)).tolist() == [[1, 1], [1, 1]]
+    diagonality, focus = alignment_scores(flat, *lengths)
+    assert diagonality.tolist() == pytest.approx([0.2, 0.2], abs=0.03)
+    assert focus.tolist() == pytest.approx([1 / 20, 1 / 10])
 
 
 def test_it_changes_no_training_and_no_other_scalar(tmp_path, settings, run):

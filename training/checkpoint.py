@@ -13,7 +13,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from cli import DISK_FULL, UserError, make_folder, replacing
-from hparams import AUDIO, MAY_CHANGE, HParams, create_hparams, parse_overrides, quote
+from hparams import MAY_CHANGE, HParams, create_hparams, quote
 from training import distributed
 
 BEST = "checkpoint_best.pt"
@@ -243,10 +243,6 @@ def _by_our_names(state: dict[str, Any]) -> dict[str, Any]:
         for level, layers in PLAIN_LAYERS.items():
             pattern = re.compile(rf"(?:{layers})(?=\.(?:weight|bias)$)")
             weights = {pattern.sub(rf"\g<0>{level}", name): w for name, w in weights.items()}
-        if "epoch" in state:  # DeepLearningExamples' and torchaudio's: only Adam counts steps
-            with suppress(AttributeError, LookupError, TypeError, ValueError, StopIteration):
-                moments = next(iter(state["optimizer"]["state"].values()))
-                state.setdefault("iteration", int(moments["step"]))
     return state | {"state_dict": weights}
 
 
@@ -298,37 +294,6 @@ def load_weights(
     model.load_state_dict(theirs)
 
 
-def load_optimizer(
-    optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path, model: nn.Module
-) -> None:
-    """Loads a checkpoint's Adam moments, saved by train.py or NVIDIA's code, into ``optimizer``.
-
-    Raises:
-        UserError: they do not match the checkpoint's weights.
-    """
-    parameters = dict(model.named_parameters())
-    theirs = [name for name in state["state_dict"] if name in parameters]
-    try:
-        # Old versions of PyTorch numbered the weights by address.
-        numbers = state["optimizer"]["param_groups"][0]["params"]
-        moments = {
-            name: state["optimizer"]["state"][number]
-            for name, number in zip(theirs, numbers, strict=True)
-            if number in state["optimizer"]["state"]  # there is none before the first step
-        }
-        for name, saved in moments.items():
-            if saved["exp_avg"].shape != parameters[name].shape:
-                raise ValueError(name)
-        merged = optimizer.state_dict()  # with the current learning rate
-        merged["state"] = {i: moments[name] for i, name in enumerate(parameters) if name in moments}
-        optimizer.load_state_dict(merged)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{path}: its optimizer state does not match its weights ({error}); take only "
-            "the weights by --warm_start"
-        ) from None
-
-
 # The settings and clips of a run that starts from a checkpoint
 
 
@@ -375,13 +340,12 @@ def hparams_to_resume(
 def hparams_to_continue(
     state: dict[str, Any], path: Path, overrides: str, preset: str | None, warm_start: bool
 ) -> HParams:
-    """Returns the settings of another run that starts from a checkpoint: those of the checkpoint
-    with ``preset`` and ``overrides``. Prints what they change.
+    """Returns the settings of another run that starts from a checkpoint: those of the checkpoint,
+    or of ``preset`` if it has none, with ``overrides``. Prints what they change.
 
     Raises:
-        UserError: the checkpoint has no settings and ``preset`` is not given, or the preset
-            changes the mels or symbols that the weights were trained on, or the overrides the
-            symbols, unless a warm start leaves out the embedding.
+        UserError: there are neither settings nor a preset, or both; or the symbols change, and it
+            is no warm start that leaves out the embedding.
     """
     if "hparams" not in state:  # as in NVIDIA's checkpoints and torchaudio's
         if preset is None:
@@ -390,16 +354,12 @@ def hparams_to_continue(
                 "NVIDIA's checkpoints and torchaudio's for Griffin-Lim, or --preset paper"
             )
         return create_hparams(overrides, preset)
+    if preset:
+        fix = "leave it out, or name what to change in --hparams"
+        raise UserError(f"--preset {preset}: {path} has settings of its own; {fix}")
     saved = saved_hparams(state, path)
-    hparams = create_hparams(overrides, preset, saved)
+    hparams = create_hparams(overrides, base=saved)
     changes = _changes(saved, hparams)
-    unnamed = changes.keys() & {*AUDIO, "n_symbols"} - parse_overrides(overrides).keys()
-    if unnamed:
-        before = ", ".join(f"{name}={changes[name][0]}" for name in changes if name in unnamed)
-        raise UserError(
-            f"--preset {preset}: {path} was trained with other mels ({before}); leave out "
-            "--preset, or name what to change in --hparams"
-        )
     left_out = {*hparams.ignore_layers} if warm_start else set()
     if "symbols" in changes and left_out.isdisjoint({"embedding", "embedding.weight"}):
         raise UserError(
@@ -466,9 +426,8 @@ def find_start(
     """Returns where a run starts: its checkpoint, the state to restore from it, the settings and
     the progress. A new run has no checkpoint, None, and no state, {}.
 
-    Only the weights are taken in a warm start, or if there is no training state. With another seed
-    the random state stays behind. With NVIDIA's training state, the progress has steps but no
-    epochs.
+    Only the weights are taken in a warm start, or from a checkpoint that train.py did not save.
+    With another seed the random state stays behind.
 
     Raises:
         UserError: the folder already holds a run, or none to resume, or one without checkpoints;
@@ -501,10 +460,13 @@ def find_start(
     if not warm_start:
         if all(name in state for name in STATE):
             saved = Progress(**state["progress"])  # the settings may change the rest of its epoch
+            if saved.epoch >= hparams.epochs:
+                raise UserError(
+                    f"{source}: has {saved.epoch} epochs; set epochs={saved.epoch + 1} or more, or "
+                    "take its weights by --warm_start"
+                )
             if hparams.seed != state["hparams"]["seed"]:
                 del state["random_states"]
             return source, state, hparams, Progress(epoch=saved.epoch, step=saved.step)
-        if "optimizer" in state and "iteration" in state:
-            return source, state, hparams, Progress(step=int(state["iteration"]))
         print(f"note: {source}: has weights but no training state; starting at epoch 1")
     return source, {"state_dict": state["state_dict"]}, hparams, Progress()

@@ -18,8 +18,8 @@ from training.distributed import LOCAL_RANK, LOCAL_WORLD_SIZE, SEVERAL
 
 
 def choose_device(hparams: HParams) -> torch.device:
-    """The GPU if there is one, else the CPU, set to the settings' precision and determinism. With
-    several processes, each has its own GPU.
+    """Returns the GPU if there is one, else the CPU, set to the settings' precision and
+    determinism. With several processes, each has its own GPU.
 
     Raises:
         UserError: a setting needs a GPU, and there is none, or there are more processes than GPUs.
@@ -54,7 +54,7 @@ def choose_device(hparams: HParams) -> torch.device:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Turn TF32 off, so that validation losses compare across precisions."""
+    """Turns TF32 off, so that validation losses compare across precisions."""
     backends = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [backend.allow_tf32 for backend in backends]
     try:
@@ -67,7 +67,7 @@ def full_precision() -> Iterator[None]:
 
 
 def device_name(device: torch.device) -> str:
-    """The model name of the GPU or CPU."""
+    """Returns the model name of the GPU or CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name()
     with suppress(OSError), open("/proc/cpuinfo") as file:
@@ -77,13 +77,8 @@ def device_name(device: torch.device) -> str:
     return f"CPU: {platform.processor() or platform.machine()}"
 
 
-def n_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def why_no_gpu() -> str:
-    """Why PyTorch finds no GPU despite an NVIDIA driver; "" if there is nothing to explain."""
+    """Says why PyTorch finds no GPU despite an NVIDIA driver; "" if there is nothing to explain."""
     if torch.cuda.is_available() or not (
         shutil.which("nvidia-smi") or os.path.exists("/proc/driver/nvidia/version")
     ):
@@ -101,7 +96,7 @@ def why_no_gpu() -> str:
 
 
 def use_large_pages() -> None:
-    """Use 2 MB pages for CPU tensors, since getting and clearing 4 KB pages slows every step. Call
+    """Uses 2 MB pages for CPU tensors, since getting and clearing 4 KB pages slows every step. Call
     this before creating any tensor.
 
     Freed memory still goes back to the system. A heap that keeps it (glibc's ``M_MMAP_MAX=0``
@@ -111,7 +106,7 @@ def use_large_pages() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` means that the GPU or CPU is out of memory."""
+    """Returns whether ``error`` means that the GPU or CPU is out of memory."""
     if isinstance(error, RuntimeError):  # torch.OutOfMemoryError, or the CPU allocator's
         signs = (
             "out of memory",
@@ -129,7 +124,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Peak memory in GiB: this epoch's on a GPU, the whole process's on a CPU."""
+    """Returns the peak memory in GiB: this epoch's on a GPU, the whole process's on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes

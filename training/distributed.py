@@ -60,7 +60,7 @@ def rank_0_first() -> Iterator[None]:
 
 
 def replicated(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> nn.Module:
-    """``model``, whose backward pass averages the gradients of all processes.
+    """Returns ``model``, whose backward pass averages the gradients of all processes.
 
     One backward pass, of ``loss(model)``, is done here and its gradients are dropped. It fixes the
     order in which PyTorch sums gradients, which is then the same in a run that is resumed.
@@ -75,14 +75,14 @@ def replicated(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> nn.Modu
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Take batch norm's running means from rank 0, which saves them. (DDP does so at the start of a
-    step, not at its end.)"""
+    """Takes batch norm's running means from rank 0, which saves them. (DDP does so at the start of
+    a step, not at its end.)"""
     for buffer in model.buffers() if SEVERAL else ():
         torch.distributed.broadcast(buffer, 0)
 
 
 def mean(values: dict[str, float]) -> dict[str, float]:
-    """Each value's mean over the processes."""
+    """Returns each value's mean over the processes."""
     if not SEVERAL:
         return values
     sums = torch.tensor(list(values.values()), dtype=torch.float64)
@@ -91,7 +91,7 @@ def mean(values: dict[str, float]) -> dict[str, float]:
 
 
 def largest(value: int) -> int:
-    """The largest value of all processes."""
+    """Returns the largest value of all processes."""
     if not SEVERAL:
         return value
     value = torch.tensor(int(value))
@@ -100,12 +100,12 @@ def largest(value: int) -> int:
 
 
 def barrier() -> None:
-    """Wait until all processes have called this."""
+    """Waits until all processes have called this."""
     largest(0)
 
 
 def gathered(value: Any) -> list[Any]:
-    """The values of all processes, by rank."""
+    """Returns the values of all processes, by rank."""
     values = [value] * WORLD_SIZE
     if SEVERAL:
         torch.distributed.all_gather_object(values, value)
@@ -114,7 +114,7 @@ def gathered(value: Any) -> list[Any]:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn the loss of another process into a :class:`UserError`."""
+    """Turns the loss of another process into a :class:`UserError`."""
     try:
         yield
     except RuntimeError as error:
@@ -129,14 +129,14 @@ def explained() -> Iterator[None]:
 
 
 def first_to_fail() -> bool:
-    """Whether this process is the first that asks. The others only fail because it did."""
+    """Returns whether this process is the first that asks. The others only fail because it did."""
     if not _store:
         return True
     return _store.compare_set("failed", "", str(RANK)) == str(RANK).encode()
 
 
 def end(status: int) -> NoReturn:
-    """End the process. One of several skips Python's own cleanup: PyTorch's threads may still free
+    """Ends the process. One of several skips Python's own cleanup: PyTorch's threads may still free
     tensors, and abort the process if the interpreter is gone by then."""
     if SEVERAL:
         sys.stdout.flush()

@@ -33,7 +33,7 @@ def too_large(batch: Batch) -> str:
 
 @contextmanager
 def explained(problem: str) -> Iterator[None]:
-    """Turn running out of memory into a :class:`UserError` that says ``problem`` and the fix."""
+    """Turns running out of memory into a :class:`UserError` that says ``problem`` and the fix."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -48,8 +48,8 @@ def explained(problem: str) -> Iterator[None]:
 def largest_batches(
     clips: Sequence[Clip], sampler: EpochBatchSampler, epochs: Iterable[int]
 ) -> tuple[list[list[int]], set[tuple[int, int]]]:
-    """The batches of ``epochs`` that need the most memory: those with the largest padded mels,
-    padded texts, and alignments, and the most clips, without duplicates; and (B, T_in) of all
+    """Returns the batches of ``epochs`` that need the most memory: those with the largest padded
+    mels, padded texts, and alignments, and the most clips, without duplicates; and (B, T_in) of all
     batches. Leaves ``sampler`` at the last epoch.
     """
     texts = np.array([len(clip.ids) for clip in clips])
@@ -79,7 +79,7 @@ def try_batches(
     hparams: HParams,
     check_stop: Callable[[], None],
 ) -> None:
-    """Run forward and backward passes of each batch, then of a few frames of each of ``shapes``
+    """Runs forward and backward passes of each batch, then of a few frames of each of ``shapes``
     (B, T_in) that has CUDA graphs of its own. Leaves the model as it was; but if decoder.triton
     fails, the model uses scan from then on.
 
@@ -118,7 +118,7 @@ def try_batches(
 def fits(
     model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
 ) -> bool:
-    """Whether a training step on a batch of ``items`` fits in memory."""
+    """Returns whether a training step on a batch of ``items`` fits in memory."""
     device = next(model.parameters()).device
     try:
         # Room for Adam's moments, which the first step allocates.
@@ -140,12 +140,12 @@ def fits(
 
 
 def blank(T_in: int, T_out: int, n_mels: int) -> Item:
-    """A clip of this size."""
+    """Returns a clip of this size."""
     return Item(0, torch.zeros(T_in, dtype=torch.int64), torch.zeros(T_out, n_mels))
 
 
 def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:
-    """What to set if ``fraction`` of a batch fits in memory."""
+    """Says what to set if ``fraction`` of a batch fits in memory."""
     longest = max(clip.n_frames for clip in dataset.clips)
     capacity = batch_capacity(hparams) or hparams.batch_size * longest
     hop_seconds = hparams.hop_length / hparams.sampling_rate
