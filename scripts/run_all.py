@@ -23,7 +23,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -152,7 +151,7 @@ def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str,
     fixed, parameters = {"batch_size": hparams.batch_size, "dynamic_batch_size": False}, {}
     if needed:
         ssb = [plan_batches(lengths, "SSB", lrf=hparams.lrf, epoch=e, **fixed) for e in range(8)]
-        zpr = fmean(batch_statistics(lengths, plan).zpr for plan in ssb)
+        zpr = sum(batch_statistics(lengths, plan).zpr for plan in ssb) / len(ssb)
     for strategy, name in needed.items():
         try:
             parameters[strategy] = {name: int(solve_randomness(lengths, strategy, zpr, **fixed))}
