@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from batching import EpochBatchSampler, batch_statistics, plan_batches, solve_randomness
+from batching import EpochBatchSampler, plan_batches
 from cli import UserError
 from corpus.clips import (
     Clip,
@@ -68,9 +68,8 @@ def open_data(
     """
     texts = texts_to_speak(hparams)
     sampler = training_sampler(train_clips, hparams, rank, world_size)
-    for note in (batching_note(sampler, hparams), capacity_note(sampler, hparams)):
-        if note:
-            print(f"note: {note}")
+    if note := capacity_note(sampler, hparams):
+        print(f"note: {note}")
     mels = open_mels([*train_clips, *val_clips], hparams)
     return Data(
         MelDataset(train_clips, mels),
@@ -272,31 +271,6 @@ def batch_capacity(hparams: HParams) -> int | None:
     return hparams.batch_capacity or None
 
 
-def batching_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
-    """Warns that BKT's or ATS's parameter has no effect on these clips, and suggests a value; ""
-    if it works."""
-    strategy, name, problem = hparams.batching_strategy, "bucket_size", ""
-    if strategy == "BKT" and hparams.bucket_edges == "size":
-        if hparams.bucket_size < hparams.batch_size + hparams.dynamic_batch_size:
-            problem = f"no batch has more than {hparams.bucket_size} clips"
-            problem += ", even with dynamic_batch_size" * hparams.dynamic_batch_size
-        elif hparams.bucket_size >= len(sampler.lengths):
-            problem = f"all {len(sampler.lengths):,} clips are in one bucket, which is RAND"
-    elif strategy == "ATS" and hparams.n_bins >= len(sampler.plan):
-        name = "n_bins"
-        problem = (
-            f"an epoch has only {len(sampler.plan):,} batches, which makes it RAND, or nearly so"
-        )
-    if not problem or len(sampler.plan) == 1:  # of one batch, all strategies are the same
-        return ""
-    try:
-        fix = f"{name}={like_ssb(sampler.lengths, hparams, strategy)} pads about as much as"
-    except ValueError:
-        fix = "with so few clips no value pads as little as"
-    value = getattr(hparams, name)
-    return f"{strategy} with {name}={value}: {problem}; {fix} SSB with lrf={hparams.lrf:g}"
-
-
 def capacity_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
     """Warns that the longest clip makes dynamic batches so large that an epoch has fewer than half
     as many as with ``batch_size`` clips in each, and suggests a capacity; "" if it does not, or if
@@ -317,19 +291,6 @@ def capacity_note(sampler: EpochBatchSampler, hparams: HParams) -> str:
         f"With fewer updates an epoch teaches less: batch_capacity_seconds={seconds} makes "
         f"{len(plan_batches(lengths, **settings)):,}"
     )
-
-
-def like_ssb(lengths: Sequence[int] | np.ndarray, hparams: HParams, strategy: str) -> int:
-    """Returns the largest parameter of BKT or ATS that pads no more than SSB with ``lrf`` (Sec. 3),
-    for batches of a fixed size.
-
-    Raises:
-        ValueError: there is none.
-    """
-    fixed = {"batch_size": hparams.batch_size, "seed": hparams.seed, "dynamic_batch_size": False}
-    plans = [plan_batches(lengths, "SSB", lrf=hparams.lrf, epoch=e, **fixed) for e in range(8)]
-    zpr = sum(batch_statistics(lengths, plan).zpr for plan in plans) / len(plans)
-    return int(solve_randomness(lengths, strategy, zpr, **fixed))
 
 
 # Batches of clips

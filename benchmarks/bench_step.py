@@ -190,17 +190,19 @@ def take_step(pool: ProcessPoolExecutor, shape: Shape) -> Step | None:
         return None
 
 
-def print_row(label: str, seconds: np.ndarray | None, peak: float, base: tuple | None) -> tuple:
-    """Prints a row of the table; returns what the next ones are compared with."""
-    if seconds is None:
-        print(f"| {label} | out of memory |")
-        return base
-    forward, backward, both = seconds
-    base = base or (both, peak)
-    times = f"{forward:.3f} | {backward:.3f} | {both:.3f} | {base[0] / both:.2f}x"
-    memory = f"{peak / base[1]:.2f}x" if base[1] else ""
-    print(f"| {label} | {times} | {peak:.2f} GiB | {memory} |")
-    return base
+def print_rows(rows: dict[str, np.ndarray | None]) -> None:
+    """Prints a row of the table for each label's :data:`Step`; None did not fit the memory. Ratios
+    compare with the first that did."""
+    base = None
+    for label, values in rows.items():
+        if values is None:
+            print(f"| {label} | out of memory |")
+            continue
+        forward, backward, both, peak = values
+        base = base or (both, peak)
+        times = f"{forward:.3f} | {backward:.3f} | {both:.3f} | {base[0] / both:.2f}x"
+        memory = f"{peak / base[1]:.2f}x" if base[1] else ""
+        print(f"| {label} | {times} | {peak:.2f} GiB | {memory} |")
 
 
 # Benchmarks
@@ -215,50 +217,49 @@ def bench_shapes(args: Namespace) -> None:
     steps = take_steps({name: (name, shapes) for name in args.implementations}, args)
     print(HEADER)
     for i, (B, T) in enumerate(sizes):
-        base = None
+        rows = {}
         for name in args.implementations:
             taken = steps[name][i * n + 1 : (i + 1) * n]
-            *seconds, peak = (0,) if None in taken else np.median(taken, axis=0)
-            base = print_row(f"{B} x {T} | {name}", seconds or None, peak, base)
+            fits = None not in taken
+            rows[f"{B} x {T} | {name}"] = np.median(taken, axis=0) if fits else None
+        print_rows(rows)
 
 
-def epoch_shapes(batching: str, n_batches: int | None) -> tuple[list[Shape], float]:
-    """Returns the first epoch's batches on LJSpeech's lengths, or ``n_batches`` of all sizes, and
-    their share of its padded frames."""
-    frames = ljspeech_lengths(HParams.hop_length)
-    characters = read_lengths(LJSPEECH_LENGTHS, "characters")
-    clips = np.random.default_rng(0).permutation(len(frames))[:N_CLIPS]
-    frames, characters = frames[clips], characters[clips]
+def epoch_shapes(
+    characters: np.ndarray, frames: np.ndarray, batching: str, n_batches: int | None
+) -> tuple[list[Shape], float]:
+    """Returns the first epoch's batches of clips of these lengths, or ``n_batches`` of all sizes,
+    and their share of its padded frames."""
     strategy, *options = batching.split("-")
     plan = plan_batches(frames, strategy, HParams.batch_size, "DBS" in options, "BR" in options)
     shapes = [(characters[batch].tolist(), frames[batch].tolist()) for batch in plan]
-    B, T_in, T_out = np.array([(len(f), max(c), max(f)) for c, f in shapes]).T
-    padded = B * T_out
+    padded = np.array([len(frames) * max(frames) for _, frames in shapes])
     # Spread evenly from the smallest batch to the largest; walked in the epoch's order.
     n = min(n_batches or len(plan), len(plan))
     ranks = ((np.arange(n) + 0.5) * len(plan) / n).astype(int)
     timed = np.sort(np.argsort(padded, kind="stable")[ranks])
-    print(
-        f"{batching}: {len(plan):,} batches, {padded.sum():,} padded frames, {T_out.sum():,} "
-        f"decoder steps; at most {(B * T_in).max():,} padded characters and "
-        f"{(padded * T_in).max() / 1e6:.2f} million cells of an alignment in a batch; {n:,} "
-        "batches timed"
-    )
+    print(f"{batching}: {len(plan):,} batches, of which {n:,} are timed")
     return [shapes[i] for i in timed], padded[timed].sum() / padded.sum()
 
 
 def bench_epoch(args: Namespace) -> None:
     """Times the first epoch on LJSpeech's lengths, by each batching."""
-    walks, shares, base = {}, {}, None
+    frames = ljspeech_lengths(HParams.hop_length)
+    characters = read_lengths(LJSPEECH_LENGTHS, "characters")
+    clips = np.random.default_rng(0).permutation(len(frames))[:N_CLIPS]
+    walks, shares, rows = {}, {}, {}
     for batching in args.batchings:
-        shapes, share = epoch_shapes(batching, args.batches)
+        shapes, share = epoch_shapes(characters[clips], frames[clips], batching, args.batches)
         for name in args.implementations:
             label = f"{batching} | {name}"
             walks[label], shares[label] = (name, shapes), share
-    print(HEADER)
     for label, taken in take_steps(walks, args).items():
-        seconds = None if None in taken else np.sum(taken, axis=0)[:3] / shares[label]
-        base = print_row(label, seconds, seconds is not None and taken[-1][3], base)
+        rows[label] = None
+        if None not in taken:
+            seconds = np.sum(taken, axis=0)[:3] / shares[label]
+            rows[label] = np.append(seconds, taken[-1][3])
+    print(HEADER)
+    print_rows(rows)
 
 
 def main() -> None:

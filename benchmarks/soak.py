@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
-from signal import SIGABRT, SIGINT, SIGKILL, SIGTERM
+from signal import SIGABRT, SIGINT, SIGKILL, SIGTERM, default_int_handler, signal
 
 import numpy as np
 import soundfile
@@ -110,9 +110,10 @@ def run_once(output: Path, settings: str, seconds: float) -> tuple[str, str, int
     # 0: it was done before the signal came. Before the first batch and after the last, SIGTERM ends
     # it at once, as the second signal does.
     status = ended(process, output, {0} | {s for n in signals for s in (-n, 128 + n)})
-    if phase == "in training" and len(signals) == 1 and SIGKILL not in signals and status < 0:
-        if load_newest(output)[1]["progress"]["epoch"] < N_EPOCHS:
-            raise UserError(f"{output}: {signals[0].name} ended the training with nothing saved")
+    alone = len(signals) == 1 and SIGKILL not in signals
+    done = load_newest(output)[1].get("progress", {}).get("epoch") == N_EPOCHS
+    if alone and status < 0 and phase == "in training" and not done:
+        raise UserError(f"{output}: {signals[0].name} ended the training without saving")
     if status == -SIGKILL and any(output.glob("*.part")):
         phase = "while saving"
     return " + ".join(n.name for n in signals) or "no signal", phase, status
@@ -165,6 +166,7 @@ def main() -> None:
     parser = ArgumentParser(description="Signal runs at random moments and resume them.")
     parser.add_argument("--runs", type=positive, default=50, help="total (%(default)s)")
     n_runs, ends, began = parser.parse_args().runs, Counter(), time.monotonic()
+    signal(SIGINT, default_int_handler)  # a shell's background jobs, and their children, ignore it
     with tempfile.TemporaryDirectory() as name:
         for k, strategy in enumerate(STRATEGIES):
             if share := (n_runs + k) // len(STRATEGIES):

@@ -14,7 +14,6 @@ results.py with all the folders.
 """
 
 import argparse
-import dataclasses
 import itertools
 import json
 import re
@@ -31,8 +30,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import cli
+from batching import batch_statistics, plan_batches, solve_randomness
 from cli import UserError
-from data_utils import like_ssb, load_data
+from data_utils import load_data
 from hparams import (
     MAY_CHANGE,
     PRESETS,
@@ -148,11 +148,13 @@ def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str,
     named = parse_overrides(args.hparams)
     needed = {s: name for s, name in PARAMETERS.items() if s in used and name not in named}
     lengths = [clip.n_frames for clip in load_data(hparams)[0]] if needed else []
-    hparams = dataclasses.replace(hparams, seed=0)  # for the runs of all seeds
-    parameters = {}
+    fixed, parameters = {"batch_size": hparams.batch_size, "dynamic_batch_size": False}, {}
+    if needed:
+        ssb = [plan_batches(lengths, "SSB", lrf=hparams.lrf, epoch=e, **fixed) for e in range(8)]
+        zpr = sum(batch_statistics(lengths, plan).zpr for plan in ssb) / len(ssb)
     for strategy, name in needed.items():
         try:
-            parameters[strategy] = {name: like_ssb(lengths, hparams, strategy)}
+            parameters[strategy] = {name: int(solve_randomness(lengths, strategy, zpr, **fixed))}
         except ValueError as error:
             fix = f"give {name} in --hparams, or leave {strategy} out of --only"
             raise UserError(f"{strategy} cannot pad like SSB here ({error}); {fix}") from None

@@ -163,6 +163,20 @@ def test_a_plan_depends_on_seed_plus_epoch_and_br_only_permutes_its_batches(case
             assert array.tolist() == lengths, "the lengths were changed"
 
 
+@law
+@given(cases(dynamic_batch_size=False, **IN_ORDER))
+def test_sorting_from_the_longest_down_turns_the_order_round(case):
+    lengths, settings = case
+    up, down = (
+        np.concatenate(plan_batches(lengths, **{**settings, "longest_first": down})).tolist()
+        for down in (False, True)
+    )
+    if settings["strategy"] in ("SB", "SSB"):
+        assert down == up[::-1]
+    elif settings["strategy"] != "BKT":
+        assert down == up
+
+
 @pytest.mark.parametrize("strategy, dbs, br", [*product(STRATEGIES, (False, True), (False, True))])
 def test_another_seed_or_epoch_has_other_batches_in_another_order(strategy, dbs, br):
     kind = {"strategy": strategy, "dynamic_batch_size": dbs, "batch_randomization": br}
@@ -224,44 +238,27 @@ def test_ssb_noise_is_uniform_and_as_wide_as_the_paper_says_and_that_of_sb_shuff
         assert swapped == pytest.approx((1 - d / width) ** 2 / 2, abs=0.02)
 
 
-def trend(values: np.ndarray) -> float:
-    """The correlation of the values with their positions."""
-    return float(np.corrcoef(values, np.arange(len(values)))[0, 1])
-
-
 @pytest.mark.parametrize(
-    ("strategy", "setting", "n_buckets"),
+    ("strategy", "setting"),
     [
-        ("SSB", {"lrf": 1000}, 1),
-        ("ATS", {"n_bins": 125}, 1),  # one batch per bin
-        *(
-            ("BKT", {"bucket_edges": edges, "bucket_size": 2000 // n, "n_buckets": n}, n)
-            for edges, n in product(("size", "uniform", "quantile"), (1, 4))
-        ),
+        ("SSB", {"lrf": 1000}),
+        ("ATS", {"n_bins": 125}),  # one batch per bin
+        ("BKT", {"bucket_size": 2000}),
+        ("BKT", {"bucket_edges": "uniform", "n_buckets": 1}),
+        ("BKT", {"bucket_edges": "quantile", "n_buckets": 1}),
     ],
 )
-def test_inside_a_bucket_and_at_the_far_end_of_every_setting_clips_are_at_random(
-    strategy, setting, n_buckets
-):
-    """Over 30 epochs: no trend of length; and without more buckets, RAND's ZPR."""
+def test_at_the_far_end_of_every_setting_clips_are_at_random(strategy, setting):
     lengths, settings = corpus(2000), {**IN_ORDER, **FIXED, **setting}
-    plans = [plan_batches(lengths, strategy, epoch=e, **settings) for e in range(30)]
-    orders = [np.concatenate(plan) for plan in plans]
-    buckets = [buckets_of(lengths, order, {"strategy": strategy, **settings}) for order in orders]
-    trends = np.array([[trend(lengths[bucket]) for bucket in epoch] for epoch in buckets])
-    sizes = np.array([len(bucket) for bucket in buckets[0]])
-    assert trends.shape == (30, n_buckets)
-    assert (np.abs(trends) < 5 / sizes**0.5).all()  # standard errors
-    assert (np.abs(trends.mean(axis=0)) < 4 / (30 * sizes) ** 0.5).all()
-    if n_buckets == 1:
-        zpr, zpr_random = (mean_zpr(lengths, s, 30, **settings) for s in (strategy, "RAND"))
-        assert zpr == pytest.approx(zpr_random, abs=0.003)
+    zpr, zpr_random = (mean_zpr(lengths, s, 30, **settings) for s in (strategy, "RAND"))
+    assert zpr == pytest.approx(zpr_random, abs=0.003)
 
 
 def test_lengths_drawn_from_the_plans_seed_are_not_sorted_by_their_own_noise():
     lengths = (1 + 1000 * np.random.default_rng(0).random(1000)).astype(int)
-    plan = plan_batches(lengths, "SSB", lrf=1000, seed=0, **IN_ORDER)
-    assert abs(trend(lengths[np.concatenate(plan)])) < 5 / 1000**0.5
+    order = np.concatenate(plan_batches(lengths, "SSB", lrf=1000, seed=0, **IN_ORDER))
+    trend = np.corrcoef(lengths[order], np.arange(1000))[0, 1]
+    assert abs(trend) < 5 / 1000**0.5  # five standard errors
 
 
 @pytest.mark.parametrize(
@@ -287,11 +284,9 @@ def test_the_solved_value_is_the_last_within_the_target(strategy, name, step, la
 @pytest.mark.parametrize(
     ("lengths", "settings", "message"),
     [
-        ([1.0, 2.0], {}, "lengths has dtype float64: use whole numbers"),
         ([4, 0, -3], {}, "clip 2 has length -3: leave it out"),
         ([4, 30, 9], {"capacity": 10}, "capacity=10: clip 1 has length 30; use at least that"),
         ([4], {"strategy": "ssb"}, "strategy='ssb': use one of RAND, SB, SSB, BKT, ATS"),
-        ([4], {"n_bins": 1.5}, "n_bins=1.5: use a whole number, 1 or more"),  # not SSB's
         ([4], {"lrf": np.nan}, "lrf=nan: use 0 to 1e6"),
     ],
 )
@@ -379,7 +374,7 @@ def test_replicas_share_an_epoch_in_equally_many_steps(case, n):
     assert (np.diff(steps[:, 0]) >= 0).all(), "not in the order of the plan"
     if n == 1:
         assert steps[:, 0].tolist() == list(range(len(plan)))
-    if len(plan) % n == 0:  # groups of neighbours in length do not overlap
+    if 2 * (steps.size - len(plan)) <= n:  # groups of neighbours in length do not overlap
         longest = np.array([max(lengths[i] for i in batch) for batch in plan])[steps]
         lowest, highest = np.sort(longest.min(1)), np.sort(longest.max(1))
         assert (highest[:-1] <= lowest[1:]).all()
@@ -424,22 +419,3 @@ def test_hparams_pass_to_the_sampler_by_name():
         hparams = HParams(batching_strategy=strategy)
         wanted = plan_batches(corpus(100), strategy)
         assert batches(sampler_of(corpus(100), hparams).plan) == batches(wanted), "defaults differ"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "settings"),
-    [("BKT", {"batch_size": 4, "bucket_size": 2}), ("ATS", {"n_bins": 400})],
-)
-def test_a_setting_without_effect_is_noted_with_a_value_that_pads_like_ssb(strategy, settings):
-    lengths = corpus(800)
-
-    def note(**settings: int) -> str:
-        hparams = HParams(batching_strategy=strategy, lrf=0.2, **settings)
-        return data_utils.batching_note(sampler_of(lengths, hparams), hparams)
-
-    name, value = re.search(r"; (\w+)=(\d+) pads", note(**settings)).groups()
-    better = {**settings, name: int(value)}
-    assert note(**better) == ""
-    fixed = {**FIXED, **better}
-    ours, ssb = (mean_zpr(lengths, s, lrf=0.2, **fixed) for s in (strategy, "SSB"))
-    assert 0.3 * ssb < ours <= ssb

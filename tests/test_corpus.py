@@ -105,7 +105,7 @@ def test_griffin_lim_takes_what_an_untrained_model_says():
 # Filelists
 
 
-def test_what_a_filelist_may_have(corpus, hparams, capsys):
+def test_what_a_filelist_may_have(corpus, hparams):
     """Absolute paths, Windows' line ends, a byte order mark, and a third field, which is not
     used."""
     (corpus / "other.txt").write_text(f"{corpus}/9.wav|Dr. Tone\n")

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import MODEL, NO_DROPOUT, TINY, build, records, save_model, set_gate
+from conftest import MODEL, TINY, build, records, save_model, set_gate
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -112,21 +112,6 @@ def test_weights_by_other_names_load_and_speak(tmp_path, names):
     assert (tmp_path / "speech" / "1.wav").exists()
 
 
-def test_a_training_of_other_code_is_continued(tmp_path, settings, run):
-    """NVIDIA's DeepLearningExamples and torchaudio's example save no iteration, but Adam's."""
-    settings += "".join(f"{name}=0," for name in NO_DROPOUT) + "dynamic_batch_size=False,"
-    run("first", settings + "epochs=1")
-    first, path = checkpoints(tmp_path / "first")[0], tmp_path / "theirs.pt"
-    state = load_checkpoint(first)
-    weights = renamed(state["state_dict"], "torchaudio, parallel")
-    torch.save({"epoch": 0, "state_dict": weights, "optimizer": state["optimizer"]}, path)
-    for name, options in (("ours", [str(first)]), ("theirs", [str(path), "--preset", "paper"])):
-        run(name, settings + "epochs=2", "-c", *options)
-    ours, theirs = (records(tmp_path / name, "step") for name in ("ours", "theirs"))
-    assert [step["step"] for step in theirs] == [4, 5, 6]
-    assert [step["loss"] for step in theirs] == [step["loss"] for step in ours]
-
-
 def test_a_model_of_other_symbols_needs_them_or_is_trained_on(tmp_path, settings, run):
     """As torchaudio's, which read 38 characters: padding and these."""
     symbols, path = "-!'(),.:;? abcdefghijklmnopqrstuvwxyz", tmp_path / "published.pt"
@@ -170,7 +155,7 @@ def exported(tmp_path, capsys):
     return call
 
 
-def test_weights_alone_speak_and_start_another_run(tmp_path, settings, run, exported, capsys):
+def test_weights_alone_are_the_model_and_start_another_run(tmp_path, settings, run, exported):
     run("first", settings + "epochs=1")
     checkpoint = checkpoints(tmp_path / "first")[0]
     path, _ = exported("weights", checkpoint)
@@ -178,10 +163,7 @@ def test_weights_alone_speak_and_start_another_run(tmp_path, settings, run, expo
     assert new.hparams == old.hparams
     assert_equal(new.state_dict(), old.state_dict())
     assert path.stat().st_size < 0.5 * checkpoint.stat().st_size  # a third, of a larger model
-    for name, options in (("c", []), ("warm", ["--warm_start"])):
-        assert run(name, settings + "epochs=1", "-c", str(path), *options) == 0
-        note = f"note: {path}: has weights but no training state; starting at epoch 1\n"
-        assert (note in capsys.readouterr().out) == (name == "c")
+    assert run("second", settings + "epochs=1", "-c", str(path)) == 0
 
 
 def test_nvidias_code_loads_it_and_trains_on(tmp_path, settings, run, trained, exported):

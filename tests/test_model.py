@@ -1,7 +1,5 @@
-import ast
 import contextlib
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,15 +15,6 @@ from loss_function import Tacotron2Loss
 from model import Tacotron2
 
 DECODERS = ("reference", "scan", "auto")
-
-
-def test_the_model_imports_torch_layers_and_the_decoder_alone():
-    """So that it can be read, and copied, without the recipe."""
-    tree = ast.parse(Path(model_module.__file__).read_text())
-    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = {getattr(node, "module", None) or node.names[0].name for node in imports}
-    ours = {path.stem for path in Path(model_module.__file__).parent.glob("[a-z]*")}
-    assert {name.partition(".")[0] for name in names} & ours == {"decoder", "layers"}
 
 
 # Teacher forcing

@@ -184,7 +184,7 @@ def test_targets_are_judged_perfect_and_changed_ones_not(evaluated, corpus, monk
 
 
 def test_what_cannot_be_evaluated_is_refused_before_the_first(
-    evaluated, trained, corpus, tmp_path, monkeypatch
+    evaluated, trained, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(evaluate, "evaluate", None)
     smaller = save_model(tmp_path / "0.pt", build(), batch_size=8)

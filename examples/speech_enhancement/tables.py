@@ -23,14 +23,14 @@ epoch. ΔSNR: mean ± standard error over seeds, in dB.
 """
 
 
-def with_error(runs: list[dict], name: str) -> tuple[float, float]:
-    """Mean over seeds and its standard error; of one seed, nan."""
+def with_error(runs: list[dict], name: str) -> tuple[float, float | None]:
+    """Returns the mean over seeds and its standard error; of one seed, None."""
     values = [run[name] for run in runs]
-    return mean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return mean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
 def read_runs(folder: Path) -> dict[tuple, list[dict]]:
-    """Results of all seeds by strategy and batch size, in the order of the paper's table."""
+    """Returns the results of all seeds by strategy and batch size, in the paper's order."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("runs/*.json"))]
     groups = {}
     for run in runs:
@@ -40,7 +40,7 @@ def read_runs(folder: Path) -> dict[tuple, list[dict]]:
 
 
 def table(groups: dict[tuple, list[dict]]) -> str:
-    """Table 1, in Markdown."""
+    """Returns Table 1, in Markdown."""
     columns = [column.strip() for column in COLUMNS.split("|")]
     rows = [columns, ["---"] * 2 + ["---:"] * (len(columns) - 2)]
     for (_, batch_seconds, batch_size), runs in groups.items():
@@ -52,22 +52,24 @@ def table(groups: dict[tuple, list[dict]]) -> str:
         row.append(f"{max(run['largest_batch_seconds'] for run in runs):.1f} s")
         row.append(f"{mean(run['batches'] for run in runs):.0f}")
         for name in ("matched", "mismatched"):
-            row.append("{:.2f} ± {:.2f}".format(*with_error(runs, name)))
+            average, error = with_error(runs, name)
+            row.append(f"{average:.2f}" if error is None else f"{average:.2f} ± {error:.2f}")
         rows.append(row)
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def figure(groups: dict[tuple, list[dict]], path: Path) -> None:
-    """Figure 4: ΔSNR as a function of the dynamic batch size, on a logarithmic axis."""
+    """Draws Figure 4: ΔSNR as a function of the dynamic batch size, on a logarithmic axis."""
     fig, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
     for ax, condition in zip(axes, ("matched", "mismatched"), strict=True):
         for strategy, label in NAMES.items():
-            own = {s: r for (_, s, _), r in groups.items() if s and r[0]["strategy"] == strategy}
-            if own:
-                means, errors = zip(*(with_error(r, condition) for r in own.values()), strict=True)
-                ax.errorbar(list(own), means, errors, marker="o", capsize=3, label=label)
+            runs = {s: r for (_, s, _), r in groups.items() if s and r[0]["strategy"] == strategy}
+            if runs:
+                means, errors = zip(*(with_error(r, condition) for r in runs.values()), strict=True)
+                errors = [error or 0 for error in errors]
+                ax.errorbar(list(runs), means, errors, marker="o", capsize=3, label=label)
                 ax.set_xscale("log", base=2)
-                ax.set_xticks(list(own), [f"{seconds:g}" for seconds in own])
+                ax.set_xticks(list(runs), [f"{seconds:g}" for seconds in runs])
                 ax.legend()
         ax.set(title=condition, xlabel="dynamic batch size (s)", ylabel="ΔSNR (dB)")
     fig.savefig(path, dpi=100)

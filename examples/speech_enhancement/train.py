@@ -38,13 +38,13 @@ MAX_GRADIENT_NORM = 5.0
 
 
 def stop(message: str) -> None:
-    """End with one line and the status of a wrong argument."""
+    """Ends the program with one line and the status of a wrong argument."""
     print(message, file=sys.stderr)
     raise SystemExit(2)
 
 
 def read_clips(folder: Path) -> list[ndarray]:
-    """All wavs below ``folder`` in the order of their names, (T,) each, equally loud."""
+    """Returns all wavs below ``folder`` in the order of their names, (T,) each, equally loud."""
     paths, clips = sorted(folder.rglob("*.wav")), []
     if len(paths) < 16:
         stop(f"{folder}: {len(paths)} wav files in it; give a folder with at least 16")
@@ -60,39 +60,39 @@ def read_clips(folder: Path) -> list[ndarray]:
 
 
 def resample(samples: ndarray, up: int, down: int) -> ndarray:
-    """(T * up / down,) samples with an RMS of 0.1."""
+    """Returns (T * up / down,) samples with an RMS of 0.1."""
     common = math.gcd(up, down)
     samples = resample_poly(samples, up // common, down // common).astype(np.float32)
     return samples * np.float32(0.1 / np.sqrt(np.square(samples).mean() + 1e-12))
 
 
 def shaped_noise(magnitudes: ndarray, rng: Generator) -> ndarray:
-    """A minute of noise with these magnitudes (129,) from 0 Hz to half the sampling rate."""
+    """Returns a minute of noise with these magnitudes (129,), from 0 Hz to half the rate."""
     spectrum = np.fft.rfft(rng.standard_normal(60 * SAMPLING_RATE))
     bins = np.linspace(0, len(magnitudes) - 1, len(spectrum))
     return np.fft.irfft(spectrum * np.interp(bins, np.arange(len(magnitudes)), magnitudes))
 
 
 def speech_spectrum(clips: list[ndarray]) -> ndarray:
-    """(129,) magnitudes of the clips' average spectrum."""
+    """Returns (129,) magnitudes of the clips' average spectrum."""
     joined = np.concatenate(clips)
     frames = np.resize(joined, (-(-len(joined) // 256), 256)) * np.hanning(256)
     return np.sqrt(np.square(np.abs(np.fft.rfft(frames))).mean(0))
 
 
 def part(recording: ndarray, n_samples: int, rng: Generator) -> ndarray:
-    """(n_samples,) of a recording, from a random point on; after its end it starts again."""
+    """Returns (n_samples,) of a recording, from a random point on and then from its start."""
     return np.resize(np.roll(recording, rng.integers(len(recording))), n_samples)
 
 
 def mix(speech: ndarray, noise: ndarray, snr: float) -> ndarray:
-    """(T,) speech and noise, which is scaled so that their ratio is ``snr`` dB."""
+    """Returns (T,) speech and noise, which is scaled so that their ratio is ``snr`` dB."""
     gain = np.sqrt(np.square(speech).sum() / (np.square(noise).sum() + 1e-12)) * 10 ** (-snr / 20)
     return (speech + gain * noise).astype(np.float32)
 
 
 def split_long(lengths: list[int], longest: int) -> ndarray:
-    """Cut clips longer than ``longest`` into equal pieces (Sec. 4): (n_pieces, 3), the clip, start
+    """Cuts clips longer than ``longest`` into equal pieces (Sec. 4): (n_pieces, 3), the clip, start
     and end of each piece, whole clips too."""
     pieces = []
     for clip, length in enumerate(lengths):
@@ -123,11 +123,11 @@ class Mixtures(Dataset):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Mix every clip with new noise, which does not depend on the batching."""
+        """Mixes every clip with new noise, which does not depend on the batching."""
         self.mixtures = [self.make(i, epoch) for i in range(len(self.clips))]
 
     def make(self, i: int, epoch: int) -> ndarray:
-        """(T,) clip ``i`` in speech-shaped noise or in babble of the other clips."""
+        """Returns (T,) clip ``i`` in speech-shaped noise or in babble of the other clips."""
         rng, speech = np.random.default_rng((self.seed, epoch, i)), self.clips[i]
         if self.mismatched or rng.random() < 0.5:
             noise = part(self.noise, len(speech), rng)
@@ -147,7 +147,7 @@ class Mixtures(Dataset):
 
 
 def collate(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Mixtures (B, T) and speech (B, T), padded with zeros, and lengths (B,)."""
+    """Returns mixtures (B, T) and speech (B, T), padded with zeros, and lengths (B,)."""
     mixtures, speech = zip(*pairs, strict=True)
     lengths = torch.tensor([len(signal) for signal in speech])
     return pad_sequence(mixtures, batch_first=True), pad_sequence(speech, batch_first=True), lengths
@@ -216,7 +216,7 @@ class ConvTasNet(nn.Module):
 
 
 def masked_snr(estimate: Tensor, speech: Tensor, lengths: Tensor) -> Tensor:
-    """SNR in dB of each estimate (B, T), without padding (Fig. 1): (B,)."""
+    """Returns the SNR in dB of each estimate (B, T), without padding (Fig. 1): (B,)."""
     mask = torch.arange(speech.shape[1], device=speech.device) < lengths[:, None]
     signal, error = ((x * mask).square().sum(1) for x in (speech, estimate - speech))
     return 10 * torch.log10((signal + 1e-3) / (error + 1e-3))  # a pause has no signal
@@ -224,8 +224,8 @@ def masked_snr(estimate: Tensor, speech: Tensor, lengths: Tensor) -> Tensor:
 
 @torch.no_grad()
 def snr_improvement(model: nn.Module, clips: list, device: str, mismatched: bool) -> float:
-    """Mean ΔSNR in dB of the model's outputs above their mixtures, always the same four of every
-    clip. All of their speech and noise is made of these clips."""
+    """Returns the mean ΔSNR in dB of the model's outputs above their mixtures, always the same four
+    of every clip. All of their speech and noise is made of these clips."""
     data, gains = Mixtures(clips, seed=2**31, mismatched=mismatched), []
     for epoch in range(4):
         data.set_epoch(epoch)
@@ -237,7 +237,7 @@ def snr_improvement(model: nn.Module, clips: list, device: str, mismatched: bool
 
 
 def peak_memory(device: str) -> float:
-    """The most megabytes so far: of tensors on a GPU; on a CPU, of the whole process."""
+    """Returns the most megabytes so far: of tensors on a GPU; on a CPU, of the whole process."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 1e6
     unit = 1 if sys.platform == "darwin" else 1024
@@ -245,7 +245,7 @@ def peak_memory(device: str) -> float:
 
 
 def train(args: argparse.Namespace) -> dict:
-    """Train and evaluate: everything that the table needs."""
+    """Trains and evaluates a model; returns everything that the table needs."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     clips = read_clips(args.wavs)
     held_out, training = clips[::8], [clip for i, clip in enumerate(clips) if i % 8]
@@ -323,9 +323,7 @@ def main(argv: list[str] | None = None) -> None:
         stop("use 1 or more for --batch_size and --epochs, 0.1 for --batch_seconds, 0 for --seed")
     args.output.parent.mkdir(parents=True, exist_ok=True)
     result = train(args)
-    partial = args.output.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    partial.replace(args.output)  # so a result is always complete
+    args.output.write_text(json.dumps(result, indent=1) + "\n")
     print(f"{args.output}: ΔSNR {result['matched']:.2f} dB, {result['seconds']:.0f} s")
 
 
