@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The paper's Table 2: bash scripts/run_all.sh        (--help shows what can be changed)
-# Trains its ten experiments one after another, then makes the tables and figures.
+# Trains its ten experiments one after another, then prints its tables.
 # Run it again to continue where it was stopped.
 set -euo pipefail
 here=$PWD  # where given paths start
