@@ -249,9 +249,7 @@ class Run:
         """Prints what is trained on what, and from where."""
         data, done = self.data, self.progress
         if n := data.sampler.n_repeated:
-            print(
-                f"note: batches of epoch 1 that several processes repeat, to have equally many: {n}"
-            )
+            print(f"note: epoch 1 repeats {n} batches, so that all processes have equally many")
         used = self.conditions()
         threads = f", {used['threads']} threads" if self.device.type == "cpu" else ""
         print(

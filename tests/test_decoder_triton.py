@@ -2,8 +2,11 @@
 
 import copy
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from unittest.mock import MagicMock, Mock
 
 import pytest
@@ -230,3 +233,12 @@ def test_the_kernels_are_chosen_on_a_gpu_that_can_and_never_end_a_run(monkeypatc
         "Triton cannot be used; training uses decoder=scan"
     ]
     assert model.decoder.implementation == "scan"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_kernels_compile_for_every_gpu_and_spill_nothing(precision):
+    script = Path(kernels.__file__).parents[1] / "benchmarks/gpu_kernels.py"
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, script, "--precision", precision]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+    assert printed.endswith("nothing spills\n")
