@@ -288,11 +288,11 @@ def general_table(comparison: Comparison) -> str:
 
 
 def paper_tables(comparison: Comparison) -> dict[str, str]:
-    """The paper's Tables 2, 3 and 4 by their names; none unless the runs are RAND and others of its
-    experiments, which differ in their batching alone."""
+    """Returns the paper's Tables 2, 3 and 4 by their names; none unless the runs are RAND and
+    others of its experiments, which differ in their batching alone, with validations enough."""
     names = list(comparison.labels.batching)
     settings = set(comparison.labels) - {"batching", "seeds", "epochs"}
-    if "RAND" not in names or len(names) == 1 or settings:
+    if "RAND" not in names or len(names) == 1 or settings or comparison.mean.VL3.isna().all():
         return {}
     seeds = comparison.labels.seeds.set_axis(names)
     mean, error = comparison.mean.set_axis(names), comparison.error.set_axis(names)

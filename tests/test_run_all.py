@@ -113,7 +113,7 @@ def test_every_experiment_is_trained_and_compared(series):
         assert (settings["seed"], settings["epochs"], settings["batch_size"]) == (0, 2, 2)
         assert (settings["bucket_size"] < HParams.bucket_size) == (strategy == "BKT")
         assert [record["epoch"] for record in records(folder, "epoch")] == [0, 1]
-    table = (series / "out/table2.md").read_text()
+    table = (series / "out/runs.md").read_text()
     assert all(f"{name} |" in table for name in NAMES.split())
 
 

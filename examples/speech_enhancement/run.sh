@@ -4,6 +4,7 @@
 #   EPOCHS=39 SEEDS="0 1" OUTPUT=runs/longer bash examples/speech_enhancement/run.sh
 # Run it again and it picks up where it was stopped.
 set -euo pipefail
+[ $# = 0 ] || { echo "error: $1: takes no arguments; set the variables below" >&2; exit 2; }
 data=${DATA:-}                               # folder of wavs; default: a synthetic voice
 output=${OUTPUT:-runs/enhancement}           # folder for results
 seeds=${SEEDS:-0 1 2} epochs=${EPOCHS:-8}    # more of them make differences clearer
