@@ -36,18 +36,18 @@ STRATEGIES = ("RAND", "SB", "SSB", "BKT", "ATS")
 
 
 def random_order(lengths: ndarray, rng: Generator) -> ndarray:
-    """RAND (Sec. 2): all clips in random order."""
+    """RAND (Sec. 2): puts all clips in random order."""
     return rng.permutation(len(lengths))
 
 
 def sorted_order(lengths: ndarray, rng: Generator, longest_first: bool) -> ndarray:
-    """SB (Sec. 2): sort by length, from the longest down as the paper's code does, or from the
+    """SB (Sec. 2): sorts by length, from the longest down as the paper's code does, or from the
     shortest up. Clips of equal length are in random order (Sec. 5)."""
     return semi_sorted(lengths, rng, 0, longest_first)
 
 
 def semi_sorted(lengths: ndarray, rng: Generator, lrf: float, longest_first: bool) -> ndarray:
-    """SSB (Sec. 2, eq. 2-3): sort by length + uniform noise, ``lrf * (max - min length)`` wide.
+    """SSB (Sec. 2, eq. 2-3): sorts by length + uniform noise, ``lrf * (max - min length)`` wide.
     ``lrf=0`` is SB; 1000 is as good as RAND."""
     noise = rng.random(len(lengths))
     noisy_lengths = lengths + lrf * np.ptp(lengths) * noise
@@ -63,7 +63,7 @@ def buckets(
     n_buckets: int,
     longest_first: bool,
 ) -> list[ndarray]:
-    """BKT (Sec. 3): sort as SB does, divide into buckets in that order, shuffle each bucket.
+    """BKT (Sec. 3): sorts as SB does, divides into buckets in that order, shuffles each bucket.
 
     Buckets have ``bucket_size`` clips; or there are ``n_buckets``, of "uniform" width or of
     equally many clips ("quantile"; Gonzalez et al. 2023, Sec. 2). One bucket is RAND.
@@ -80,7 +80,7 @@ def buckets(
 
 
 def alternated(lengths: ndarray, rng: Generator, n_bins: int) -> ndarray:
-    """ATS (Sec. 3): shuffle, divide into ``n_bins`` equal bins, sort them up and down in turn.
+    """ATS (Sec. 3): shuffles, divides into ``n_bins`` equal bins, sorts them up and down in turn.
     One bin is SB; one batch per bin is RAND."""
     bins = np.array_split(rng.permutation(len(lengths)), min(n_bins, len(lengths)))
     for b, clips in enumerate(bins):
@@ -93,12 +93,12 @@ def alternated(lengths: ndarray, rng: Generator, n_bins: int) -> ndarray:
 
 
 def fixed_batches(order: ndarray, batch_size: int) -> list[ndarray]:
-    """Batches of ``batch_size`` clips; the last one may have fewer."""
+    """Cuts batches of ``batch_size`` clips; the last one may have fewer."""
     return np.split(order, range(batch_size, len(order), batch_size))
 
 
 def dynamic_batches(order: ndarray, lengths: ndarray, capacity: int) -> list[ndarray]:
-    """DBS (Sec. 4): extend each batch while its size x longest length <= ``capacity``."""
+    """DBS (Sec. 4): extends each batch while its size x longest length <= ``capacity``."""
     starts, size, longest = [], 0, 0
     for i, length in enumerate(lengths[order].tolist()):
         size, longest = size + 1, max(longest, length)
@@ -125,7 +125,7 @@ def plan_batches(
     n_buckets: int = 10,
     n_bins: int = 58,
 ) -> list[ndarray]:
-    """Plan the batches of one epoch. The same arguments always give the same plan.
+    """Plans the batches of one epoch. The same arguments always give the same plan.
 
     Args:
         lengths: (n,) whole numbers above 0, in any unit (frames, samples, tokens).
@@ -204,7 +204,7 @@ def plan_batches(
 
 
 def _as_lengths(lengths: Sequence[int] | ndarray) -> ndarray:
-    """``lengths`` as int64, checked."""
+    """Returns ``lengths`` as int64, checked."""
     lengths = np.asarray(lengths)
     if lengths.ndim != 1:
         raise ValueError(f"lengths has shape {lengths.shape}: use one length per clip")
@@ -234,7 +234,7 @@ class BatchStatistics(NamedTuple):
 
 
 def batch_statistics(lengths: Sequence[int] | ndarray, plan: Sequence[ndarray]) -> BatchStatistics:
-    """Padding, lengths and sizes of a plan; ``lengths`` are those it was made from."""
+    """Measures padding, lengths and sizes of a plan; ``lengths`` are those it was made from."""
     lengths = _as_lengths(lengths)
     sizes = np.array([len(batch) for batch in plan])
     longest = np.array([lengths[batch].max() for batch in plan])
@@ -254,7 +254,8 @@ def batch_statistics(lengths: Sequence[int] | ndarray, plan: Sequence[ndarray]) 
 def solve_randomness(
     lengths: Sequence[int] | ndarray, strategy: str, target_zpr: float, **settings: Any
 ) -> float | int:
-    """The ``lrf`` of SSB, ``bucket_size`` of BKT or ``n_bins`` of ATS that gives a wanted ZPR.
+    """Finds the ``lrf`` of SSB, ``bucket_size`` of BKT or ``n_bins`` of ATS that gives a wanted
+    ZPR.
 
     This makes strategies comparable, as in the paper's Table 1. It is the largest value whose
     ZPR, averaged over eight epochs, is at most ``target_zpr`` (a fraction). Bucket sizes are
@@ -302,7 +303,7 @@ def solve_randomness(
 def deal_batches(
     lengths: Sequence[int] | ndarray, plan: Sequence[ndarray], num_replicas: int
 ) -> ndarray:
-    """Deal the batches of an epoch to the replicas of a model, such as one on each GPU.
+    """Deals the batches of an epoch to the replicas of a model, such as one on each GPU.
 
     At each step all replicas get batches of nearly the same length, so that none waits long for the
     others. The steps are in the order of the plan. If batches are left over, the shortest ones are
@@ -375,11 +376,11 @@ class EpochBatchSampler:
 
     @property
     def sampler(self) -> "EpochBatchSampler":
-        """Itself: where trainers look for ``set_epoch``."""
+        """Is the sampler itself: where trainers look for ``set_epoch``."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Plan ``epoch``. It starts at its first batch, or at the batch that was loaded."""
+        """Plans ``epoch``. It starts at its first batch, or at the batch that was loaded."""
         if epoch != self.epoch:
             self.plan = plan_batches(self.lengths, seed=self.seed, epoch=epoch, **self.settings)
         if epoch != self.epoch or self._begun:
@@ -387,17 +388,17 @@ class EpochBatchSampler:
 
     @property
     def steps(self) -> ndarray:
-        """The epoch's batches of all replicas, as :func:`deal_batches` deals them."""
+        """Returns the epoch's batches of all replicas, as :func:`deal_batches` deals them."""
         return deal_batches(self.lengths, self.plan, self._replica()[0])
 
     @property
     def n_repeated(self) -> int:
-        """Batches repeated, so that all replicas have equally many."""
+        """Counts the batches repeated, so that all replicas have equally many."""
         return -len(self.plan) % self._replica()[0]
 
     def _replica(self) -> tuple[int, int]:
-        """How many processes share the batches, and which this one is. Asked late, because many
-        programs make their loaders before they start the process group."""
+        """Returns how many processes share the batches, and which this one is. Asked late, because
+        many programs make their loaders before they start the process group."""
         num_replicas, rank = self.num_replicas, self.rank
         if num_replicas is None:
             group = sys.modules.get("torch.distributed")  # not imported: no group
@@ -409,7 +410,7 @@ class EpochBatchSampler:
         return num_replicas, rank
 
     def __len__(self) -> int:
-        """Number of batches of the next iteration, or of the one that has begun; after
+        """Returns the number of batches of the next iteration, or of the one that has begun; after
         :meth:`start_at`, of what is left of the epoch."""
         return (len(self.plan) + self.n_repeated) // self._replica()[0] - self._first
 
@@ -424,7 +425,7 @@ class EpochBatchSampler:
             yield plan[steps[step, rank]].tolist()
 
     def start_at(self, epoch: int, batch: int) -> None:
-        """Plan ``epoch`` and begin after ``batch`` of its batches, none of which is drawn.
+        """Plans ``epoch`` and begins after ``batch`` of its batches, none of which is drawn.
 
         Raises:
             ValueError: the epoch has fewer batches.
@@ -436,7 +437,7 @@ class EpochBatchSampler:
         self._first, self._done, self._begun = batch, batch, False
 
     def state_dict(self, batch: int | None = None) -> dict[str, int]:
-        """The state after ``batch`` batches of the epoch; None: after those handed out.
+        """Returns the state after ``batch`` batches of the epoch; None: after those handed out.
 
         With DataLoader workers, which draw batches ahead of training, the training loop must count
         them (as torchdata's StatefulDataLoader does).
@@ -445,7 +446,7 @@ class EpochBatchSampler:
         return {"epoch": self.epoch, "batch": batch, "checksum": self._checksum()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Resume after the batches that were done.
+        """Resumes after the batches that were done.
 
         Raises:
             ValueError: the state is of other lengths, settings or replicas.

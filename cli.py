@@ -24,6 +24,11 @@ class UserError(ValueError):
     """Something that the user can fix: one line with the location, the value and the fix."""
 
 
+def counted(n: int, noun: str, plural: str = "s") -> str:
+    """Returns a number and its noun, as in "1 epoch" or "2 batches"."""
+    return f"{n:,} {noun}{plural if n != 1 else ''}"
+
+
 def exit_on_user_error(
     main: Callable[[], None],
     reports: Callable[[], bool] = lambda: True,
@@ -111,7 +116,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Opens a file to write, which replaces ``path`` once it is complete and on the disk. Several
     processes may write the same file at once.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
     try:
         with open(part, "wb") as file:
             yield file

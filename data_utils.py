@@ -123,8 +123,8 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     lists = [name.strip() for name in "+".join(names).split("+")]
     for i, name in enumerate(lists):
         if os.path.realpath(name) in map(os.path.realpath, lists[:i]):
-            named = " and ".join(names)
-            raise UserError(f"filelist '{name}': is named twice in {named}; use every clip once")
+            both = " and ".join(names)
+            raise UserError(f"filelist '{name}': is named twice in {both}; use every clip once")
     sets, locations, unread = [], {}, []
     for filelists in names:
         try:

@@ -31,7 +31,7 @@ from tqdm import tqdm
 import cli
 import data_utils
 from batching import batch_statistics
-from cli import UserError, make_folder, replacing
+from cli import UserError, counted, make_folder, replacing
 from data_utils import Batch, Data, collate, load_ahead
 from decoder import check_fast_path
 from hparams import MAY_CHANGE, PRESETS, HParams, parse_overrides, settings_table
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    """A whole run, or what is left of it."""
+    """Trains a whole run, or what is left of it."""
     # Settings
     folder, log_dir = args.output_dir, args.log_dir or args.output_dir
     with distributed.rank_0_first():
@@ -124,7 +124,7 @@ def train(args: argparse.Namespace) -> None:
         )
         resuming = args.resume and source is not None
         if progress.epoch >= hparams.epochs:
-            print(f"{source}: all {progress.epoch} epochs are done")
+            print(f"{source}: {counted(progress.epoch, 'epoch')} of {hparams.epochs} done")
             return
         device = choose_device(hparams)
         if reason := why_no_gpu():
@@ -173,10 +173,8 @@ def train(args: argparse.Namespace) -> None:
                 run.end_epoch()
         except Stopped as stopped:
             path, done = run.save(), run.progress
-            print(
-                f"{stopped}: saved {path} after {done.epoch} epochs and {done.batch} batches; "
-                "--resume continues from there"
-            )
+            epochs, batches = counted(done.epoch, "epoch"), counted(done.batch, "batch", "es")
+            print(f"{stopped}: saved {path} after {epochs} and {batches}; --resume continues there")
             sys.exit(stopped.status)
     run.logger.close()
 
@@ -249,17 +247,20 @@ class Run:
         """Prints what is trained on what, and from where."""
         data, done = self.data, self.progress
         if n := data.sampler.n_repeated:
-            print(f"note: epoch 1 repeats {n} batches, so that all processes have equally many")
+            batches = counted(n, "batch", "es")
+            print(f"note: epoch 1 repeats {batches}, so that all processes have equally many")
         used = self.conditions()
-        threads = f", {used['threads']} threads" if self.device.type == "cpu" else ""
+        threads = f", {counted(used['threads'], 'thread')}" if self.device.type == "cpu" else ""
         print(
             f"training on {used['device']}{threads}, {used['precision']}, decoder={used['decoder']}"
         )
         n_parameters = sum(p.numel() for p in self.model.parameters())
+        batches = counted(done.batch, "batch", "es")
         print(
             f"{n_parameters:,} parameters; {len(data.train_set):,} training and "
-            f"{len(data.val_set):,} validation clips; {done.epoch} of {self.hparams.epochs} epochs"
-            f"{f' and {done.batch} batches' * (done.batch > 0)} done"
+            f"{len(data.val_set):,} validation clips; {done.epoch} of "
+            f"{counted(self.hparams.epochs, 'epoch')} done"
+            f"{f' and {batches}' * (done.batch > 0)}"
             f"{f', from {source}' if source else ''}"
         )
 
@@ -386,7 +387,7 @@ class Run:
         tqdm.write(f"warning: {problem}: step skipped")
 
     def end_epoch(self) -> None:
-        """Validates and speaks when due, logs the epoch, and saves."""
+        """Validates and speaks when due, logs the epoch, and saves when due."""
         hparams, progress = self.hparams, self.progress
         epoch, step = progress.epoch, progress.step
         scalars = self.epoch_scalars()
@@ -404,11 +405,7 @@ class Run:
         self.logger.log("epoch", epoch, step, scalars)
         if validated:
             self.logger.log("validation", epoch, step, validation)
-        self.progress = progress.next_epoch()
-        if is_best or is_last or (epoch + 1) % hparams.epochs_per_checkpoint == 0:
-            self.save(is_best)
         if validated:
-            self.stop.check()
             n_validations = (epoch + 1) // hparams.epochs_per_validation
             # TensorBoard shows ten pictures of a kind: after 1, 2, 4, ... validations.
             shown = is_last or n_validations.bit_count() == 1
@@ -417,6 +414,9 @@ class Run:
                 texts = self.data.texts if distributed.RANK == 0 else []
                 for i, spoken in speak(self.model, texts):
                     self.logger.log_speech(i, spoken.mel, spoken.alignment, step, hparams)
+        self.progress = progress.next_epoch()
+        if is_best or is_last or (epoch + 1) % hparams.epochs_per_checkpoint == 0:
+            self.save(is_best)
 
     def epoch_scalars(self) -> dict[str, float]:
         """Returns the epoch's scalars: its losses, its padding, its times."""

@@ -75,11 +75,11 @@ def refuse(problems: Sequence[Problem | str]) -> None:
         message = problem if isinstance(problem, str) else problem.message
         alike[re.sub(r"^.*?\.\w+: ", "", message)].append(problem)
     lines = []
-    for first, *others in alike.values():
-        if len(others) < 5:
-            lines += map(str, [first, *others])
+    for first, *repeated in alike.values():
+        if len(repeated) < 5:
+            lines += map(str, [first, *repeated])
         else:
-            lines.append(f"{first} (as in {len(others):,} more lines)")
+            lines.append(f"{first} (as in {len(repeated):,} more lines)")
     if len(lines) > 20:
         lines.append(f"{len(problems):,} problems")
     if lines:
@@ -267,10 +267,10 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
                 in_ascii.append((location, letter, written))
     listed = "the setting symbols" if hparams.symbols else "text/symbols.py"
     fix = f"change the text, or, before training, add it to {listed}"
-    for character, (location, *others) in sorted(uses.items()):
+    for character, (location, *later) in sorted(uses.items()):
         advice = "spell numbers out" if character.isdecimal() else fix
-        named = f"{character!r} (U+{ord(character):04X}) has no symbol and is left out"
-        print(f"note: {location}: {named} (in {1 + len(others):,} texts); {advice}")
+        problem = f"{character!r} (U+{ord(character):04X}) has no symbol and is left out"
+        print(f"note: {location}: {problem} (in {1 + len(later):,} texts); {advice}")
     for location, letter, written in in_ascii[:1]:
         read = f"{letter!r} is read as {written!r} (in {len(in_ascii):,} texts, other letters too)"
         fix = "in a language other than English, use text_cleaners=basic_cleaners"

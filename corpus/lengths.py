@@ -14,8 +14,8 @@ AUDIO = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".sph"}
 
 
 def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
-    """Lengths, int64, (n,), all above 0: of a folder of audio; in a file of numbers, one a line,
-    with or without a header; or in a column of a CSV file, which its first line names.
+    """Reads lengths, int64, (n,), all above 0: of a folder of audio; in a file of numbers, one a
+    line, with or without a header; or in a column of a CSV file, which its first line names.
 
     If any number has decimals, all are seconds; they become frames of 10 ms.
 
@@ -60,7 +60,7 @@ def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
 
 
 def _number(cell: str) -> float | None:
-    """A length: above 0, and so small that sums of many are exact; None if it is none."""
+    """Returns a length: above 0, and so small that sums of many are exact; None if it is none."""
     try:
         value = float(cell)
     except ValueError:
@@ -69,7 +69,8 @@ def _number(cell: str) -> float | None:
 
 
 def audio_lengths(folder: Path) -> np.ndarray:
-    """Lengths of all audio files in ``folder``, and in those within it, in frames of 10 ms."""
+    """Reads the lengths of all audio files in ``folder``, and in those within it, in frames of 10
+    ms."""
     import soundfile
 
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO)
@@ -92,12 +93,12 @@ def _frames(seconds: Iterable[float]) -> np.ndarray:
 
 
 def ljspeech_lengths(hop_length: int) -> np.ndarray:
-    """The 13,100 lengths of LJSpeech in frames of ``hop_length`` samples, accurate to one frame:
-    clips are taken to have ``(frames - 0.5) * LJSPEECH_HOP`` samples."""
+    """Returns the 13,100 lengths of LJSpeech in frames of ``hop_length`` samples, accurate to one
+    frame: clips are taken to have ``(frames - 0.5) * LJSPEECH_HOP`` samples."""
     lengths = read_lengths(LJSPEECH_LENGTHS, "frames_hop256")
     return (2 * lengths - 1) * LJSPEECH_HOP // (2 * hop_length) + 1  # in whole half samples
 
 
 def subset(lengths: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """``size`` of the lengths, drawn at random from ``seed``."""
+    """Draws ``size`` of the lengths at random from ``seed``."""
     return np.random.default_rng([seed, 1]).choice(lengths, size, replace=False)

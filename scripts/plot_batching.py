@@ -52,7 +52,7 @@ LEGEND = {"loc": "lower right", "bbox_to_anchor": (1, 1.095), "frameon": False, 
 def mean_statistics(
     samples: list[ndarray], strategy: str, **settings: object
 ) -> tuple[BatchStatistics, BatchStatistics]:
-    """Mean and standard deviation over plans of the samples, each with a seed of its own."""
+    """Returns mean and standard deviation over plans of the samples, each with its own seed."""
     statistics = []
     for seed, lengths in enumerate(samples):
         plan = plan_batches(lengths, strategy, seed=seed, **settings)
@@ -136,7 +136,8 @@ def draw_batches(
 
 
 def draw_parameters(samples: list[ndarray], path: Path, settings: dict[str, float]) -> None:
-    """Figure 2: ZPR over each parameter, and an epoch's batch lengths with the value selected."""
+    """Draws Figure 2: ZPR over each parameter, and an epoch's batch lengths with the value
+    selected."""
     lengths, batch_size = samples[0], settings["batch_size"]
     n = len(lengths)
     bucket_sizes = np.geomspace(min(batch_size, n), n, 40).astype(int)

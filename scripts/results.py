@@ -97,13 +97,14 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The paper's name of its batching. RAND-BR is RAND, whose batches are random already."""
+        """Returns the paper's name of its batching. RAND-BR is RAND, whose batches are random
+        already."""
         strategy, dynamic, randomized = (self.settings[name] for name in NAMED)
         name = strategy + "-DBS" * dynamic + "-BR" * randomized
         return "RAND" if name == "RAND-BR" else name
 
     def relevant_settings(self) -> dict[str, Any]:
-        """The settings that may be columns, but for those that its batching does not read."""
+        """Returns the settings that may be columns: those that its batching reads."""
         strategy, dynamic, _ = (self.settings[name] for name in NAMED)
         unread = {name for name, strategies in READ_BY.items() if strategy not in strategies}
         unread |= NO_COLUMN | (set() if dynamic else {*CAPACITIES})
@@ -114,7 +115,7 @@ class Run(NamedTuple):
 
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:
-    """All runs that are or lie in ``folders``."""
+    """Reads all runs that are or lie in ``folders``."""
     files = [file for folder in folders for file in sorted(folder.rglob("hparams.json"))]
     for folder in folders:
         if not any(file.is_relative_to(folder) for file in files):
@@ -123,7 +124,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def read_run(folder: Path) -> Run:
-    """A run's settings and records, without a last line that is still being written."""
+    """Reads a run's settings and records, without a last line that is still being written."""
     file, starts, now, epochs, validations = folder / "hparams.json", [], {}, [], []
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
@@ -160,19 +161,19 @@ def read_run(folder: Path) -> Run:
 
 
 def stages(epochs: Sequence[int], start: int) -> list[int]:
-    """Where in ``epochs`` are VL1, VL2 and VL3: the paper's are after 100, 160, 220 of 220."""
+    """Finds VL1, VL2 and VL3 in ``epochs``: the paper's are after 100, 160, 220 of 220."""
     targets = [start + (epochs[-1] - start) * stage / PAPER_EPOCHS for stage in PAPER_STAGES]
     return [min(range(len(epochs)), key=lambda i: abs(epochs[i] - t)) for t in targets]
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
-    """Each loss averaged with the previous and the next, where there are (Sec. 6)."""
+    """Averages each loss with the previous and the next, where there are (Sec. 6)."""
     return [fmean(losses[max(i - 1, 0) : i + 2]) for i in range(len(losses))]
 
 
 def staged(losses: Mapping[int, float], epochs: Sequence[int], start: int) -> dict[str, float]:
-    """VL1, VL2, VL3 and VLavg of the losses by epoch, which end with the first that is missing or
-    not finite; nan where they do not reach. None of fewer than LEAST_VALIDATIONS."""
+    """Returns VL1, VL2, VL3 and VLavg of the losses by epoch, which end with the first that is
+    missing or not finite; nan where they do not reach. None of fewer than LEAST_VALIDATIONS."""
     if len(epochs) < LEAST_VALIDATIONS:
         return {}
     known = list(takewhile(math.isfinite, (losses.get(epoch, math.nan) for epoch in epochs)))
@@ -239,7 +240,7 @@ def compare(runs: list[Run]) -> Comparison:
 
 
 def averages(run: Run) -> dict[str, float]:
-    """QUANTITIES of a run, but for VALIDATED."""
+    """Returns QUANTITIES of a run, but for VALIDATED."""
     start, last = run.epochs.index[0] - 1, run.settings["epochs"]
     every = run.settings["epochs_per_validation"]
     validated = [epoch for epoch in range(every, last, every) if epoch > start] + [last]
@@ -249,7 +250,7 @@ def averages(run: Run) -> dict[str, float]:
 
 
 def unequal(facts: pd.DataFrame, paths: pd.Series) -> str:
-    """Which runs differ in which column of ``facts``; "" if they agree in all."""
+    """Says which runs differ in which column of ``facts``; "" if they agree in all."""
     parts = []
     for name in facts.columns[facts.nunique() > 1]:
         for value, some in paths.groupby(facts[name]):
@@ -262,14 +263,14 @@ def unequal(facts: pd.DataFrame, paths: pd.Series) -> str:
 
 
 def cell(mean: float, error: float, digits: int, paper: str = "") -> str:
-    """``mean ± standard error (the paper's)``, as far as they are known."""
+    """Writes ``mean ± standard error (the paper's)``, as far as they are known."""
     text = "–" if math.isnan(mean) else f"{mean:,.{digits}f}"
     text += "" if math.isnan(error) else f" ± {error:,.{digits}f}"
     return f"{text} ({paper})" if paper else text
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns; the first row is its heading."""
+    """Writes a Markdown table with aligned columns; the first row is its heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = ["-" * width for width in widths]
     lines = (" | ".join(map(str.rjust, row, widths)) for row in (rows[0], rule, *rows[1:]))
@@ -305,7 +306,7 @@ def paper_tables(comparison: Comparison) -> dict[str, str]:
         return cell(mean[quantity][name], error[quantity][name], digits, paper)
 
     def saved(name: str, quantity: str) -> tuple[float, float]:
-        """By how many percent it is below RAND's, and the standard error."""
+        """Returns by how many percent it is below RAND's, and the standard error."""
         ratio = 100 * mean[quantity][name] / mean[quantity]["RAND"]
         errors = error[quantity] / mean[quantity]
         return 100 - ratio, ratio * math.hypot(errors[name], errors["RAND"])

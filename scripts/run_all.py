@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
 
 def experiments(text: str) -> list[str]:
-    """An argument's type: names such as RAND, SSB-BR, SB-DBS or ATS-DBS-BR."""
+    """Parses an argument: names such as RAND, SSB-BR, SB-DBS or ATS-DBS-BR."""
     names = text.split()
     if not names or not all(
         re.fullmatch("RAND(-DBS)?|(SB|SSB|BKT|ATS)(-DBS)?(-BR)?", name) for name in names
@@ -74,7 +74,7 @@ def experiments(text: str) -> list[str]:
 
 
 def seeds(text: str) -> list[int]:
-    """An argument's type: seeds, separated by spaces."""
+    """Parses an argument: seeds, separated by spaces."""
     return sorted({cli.seed(word) for word in text.split()} or {cli.seed("")})
 
 
@@ -117,7 +117,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def prepare_data(args: argparse.Namespace) -> str:
-    """The overrides that name the data, after the programs that make it have run."""
+    """Returns the overrides that name the data, after the programs that make it have run."""
     if args.start or args.has_data:
         return ""
     corpus = args.corpus
@@ -136,14 +136,14 @@ def prepare_data(args: argparse.Namespace) -> str:
 
 
 def base_settings(args: argparse.Namespace, seed: int) -> HParams:
-    """What --start, --preset and --hparams say, with DBS, whose capacity they may set."""
+    """Returns what --start, --preset and --hparams say, with DBS, whose capacity they may set."""
     base = recorded_hparams(args.start / f"seed{seed}") if args.start else None
     return create_hparams(f"dynamic_batch_size=True,{args.hparams}", args.preset, base)
 
 
 def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str, dict[str, int]]:
-    """The settings of BKT and ATS that pad like SSB (Sec. 3), by strategy, as far as --only needs
-    them and --hparams does not have them. Raises :class:`UserError` if there are none."""
+    """Returns the settings of BKT and ATS that pad like SSB (Sec. 3), by strategy, as far as --only
+    needs them and --hparams does not have them. Raises :class:`UserError` if there are none."""
     used = {name.split("-")[0] for name in args.only}
     named = parse_overrides(args.hparams)
     needed = {s: name for s, name in PARAMETERS.items() if s in used and name not in named}
@@ -162,7 +162,8 @@ def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str,
 
 
 def plan(args: argparse.Namespace) -> list[Run]:
-    """All runs, seed by seed. Raises :class:`UserError` if one has no checkpoint to start from."""
+    """Returns all runs, seed by seed. Raises :class:`UserError` if one has no checkpoint to start
+    from."""
     parameters = parameters_like_ssb(args, base_settings(args, args.seeds[0]))
     runs = []
     for seed, name in itertools.product(args.seeds, args.only):
@@ -248,8 +249,8 @@ def call(program: str, *arguments: object, must: bool = False) -> int:
 
 
 def finished(folder: Path, epochs: int) -> bool:
-    """Whether a run's records reach ``epochs``, and so does its newest checkpoint, unless all were
-    deleted to free space."""
+    """Returns whether a run's records reach ``epochs``, and so does its newest checkpoint, unless
+    all were deleted to free space."""
     file, last = folder / "metrics.jsonl", {"epoch": -1}
     for line in file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else ():
         if line.startswith('{"event": "epoch"'):

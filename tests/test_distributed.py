@@ -112,7 +112,7 @@ def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run
     fault = "os.kill(os.getpid(), signal.SIGTERM)"
     statuses, output, errors = processes(3, broken, settings, fault=fault)
     assert (statuses, errors) == ({143}, [])
-    stopped = r"^SIGTERM: saved \S+ after 1 epochs and 1 batches; --resume continues from there$"
+    stopped = r"^SIGTERM: saved \S+ after 1 epoch and 1 batch; --resume continues there$"
     assert len(re.findall(stopped, output, re.M)) == 1, output
     with pytest.raises(UserError, match="by 3 processes within epoch 2, now there are 1; use"):
         run("broken", "", "--resume")
@@ -128,7 +128,7 @@ def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run
         assert torch.equal(ours["state_dict"][name], weight), name
 
     statuses, output, _ = processes(2, broken, "", "--resume")
-    assert statuses == {0} and output.count("all 2 epochs are done") == 1
+    assert statuses == {0} and output.count("2 epochs of 2 done") == 1
 
     # Validation is that of one process.
     hparams = create_hparams(settings)

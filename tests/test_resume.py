@@ -328,17 +328,6 @@ def test_a_signal_finishes_the_batch_and_saves(tmp_path, settings, run, number):
     assert saved["metrics_size"] == (output / "metrics.jsonl").stat().st_size
 
 
-def test_a_signal_after_the_validation_leaves_out_its_sample(tmp_path, settings, run, monkeypatch):
-    def log(self, event, *values):
-        if event == "validation":
-            stop(signal.SIGINT)
-
-    monkeypatch.setattr(RunLogger, "log", log)
-    assert run("run", settings + "epochs=1") == 130
-    assert not list((tmp_path / "run" / "sample").iterdir())
-    assert progress(tmp_path / "run")["epoch"] == 1
-
-
 def test_tensorboard_has_once_what_was_logged_again(tmp_path, tiny, no_pictures):
     """A run that is killed twice within its second epoch, from whose start it is resumed."""
     n, text = 20, "hello"

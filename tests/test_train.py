@@ -17,7 +17,7 @@ from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
-from cli import UserError
+from cli import UserError, counted
 from corpus.clips import load_clips
 from corpus.mels import open_mels
 from data_utils import MelDataset
@@ -58,11 +58,11 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings, run, monke
     output, printed = tmp_path / "run", capsys.readouterr().out
     files = {path: path.read_bytes() for path in output.glob("*.*")}
     assert run("run", settings + "epochs=2", *options) == 0
-    assert capsys.readouterr().out.endswith(".pt: all 2 epochs are done\n")
+    assert capsys.readouterr().out.endswith(".pt: 2 epochs of 2 done\n")
     assert {path: path.read_bytes() for path in output.glob("*.*")} == files
 
     device, threads = choose_device(create_hparams()), torch.get_num_threads()
-    on_cpu = f", {threads} threads" if device.type == "cpu" else ""
+    on_cpu = f", {counted(threads, 'thread')}" if device.type == "cpu" else ""
     assert f"training on {device_name(device)}{on_cpu}, fp32, decoder=" in printed
     assert "note" not in printed and "8 training and 4 validation clips" in printed
     assert "epoch 2: training loss" in printed and "epoch 2: validation loss" in printed
@@ -337,7 +337,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, run, first):
     shapes = r"linear_layer\.weight is \(8, 10\) in the checkpoint, \(9, 10\) in this model"
     ignore = r"ignore_layers, as in ignore_layers=\[embedding,"
     for change, options, words in (
-        ("", (first,), r"\.pt: has 1 epochs; set epochs=2 or more"),
+        ("", (first,), r"\.pt: has 1 epoch; set epochs=2 or more"),
         ("epochs=2", (published,), r"has no settings in it; name .*--preset nvidia"),
         (
             "epochs=2",

@@ -32,8 +32,8 @@ _BRACES = re.compile(r"\{\s*([^{}\s][^{}]*)\}")
 
 
 def text_to_sequence(text: str, cleaners: Sequence[str], symbols: str = "") -> list[int]:
-    """Symbol ids of the cleaned ``text``. Characters without a symbol are dropped silently;
-    :func:`unknown_characters` lists them.
+    """Returns the symbol ids of the cleaned ``text``. Characters without a symbol are dropped
+    silently; :func:`unknown_characters` lists them.
 
     Raises:
         ValueError: an unknown cleaner, an unknown phone in braces, phones with another alphabet,
@@ -47,7 +47,7 @@ def text_to_sequence(text: str, cleaners: Sequence[str], symbols: str = "") -> l
 
 
 def sequence_to_text(sequence: Iterable[int], symbols: str = "") -> str:
-    """``sequence`` as text: phones in braces, padding as ``_``.
+    """Returns ``sequence`` as text: phones in braces, padding as ``_``.
 
     Raises:
         ValueError: a number that is not a symbol id.
@@ -62,7 +62,7 @@ def sequence_to_text(sequence: Iterable[int], symbols: str = "") -> str:
 
 
 def clean_text(text: str, cleaners: Sequence[str], symbols: str = "") -> str:
-    """``text`` after the named cleaners, in order; ARPAbet is kept as written.
+    """Returns ``text`` after the named cleaners, in order; ARPAbet is kept as written.
 
     Raises:
         ValueError: as :func:`text_to_sequence`.
@@ -101,7 +101,7 @@ def unknown_characters(text: str, cleaners: Sequence[str], symbols: str = "") ->
 
 @functools.cache
 def _ids(symbols: str) -> dict[str, int]:
-    """The id of each symbol that texts can have."""
+    """Returns the id of each symbol that texts can have."""
     return {symbol: i for i, symbol in enumerate(alphabet(symbols)) if symbol != PAD}
 
 
@@ -114,7 +114,7 @@ def _clean(text: str, cleaners: Sequence[str], symbols: str) -> str:
 
 
 def _pieces(text: str, symbols: str) -> list[tuple[str, list[str]]]:
-    """Split ``text`` into pairs of characters and the phones in braces after them."""
+    """Splits ``text`` into pairs of characters and the phones in braces after them."""
     paired = re.sub(r"\{[^{}]*\}", lambda match: " " * len(match[0]), text)
     if stray := re.search("[{}]", paired):
         i = stray.start()

@@ -60,7 +60,8 @@ _ABBREVIATION = re.compile(rf"\b({'|'.join(_ABBREVIATIONS)})\.", re.IGNORECASE)
 
 
 def english_cleaners(text: str) -> str:
-    """Lower-case ASCII, with numbers, amounts of money, signs and abbreviations spelled out."""
+    """Returns lower-case ASCII, with numbers, amounts of money, signs and abbreviations spelled
+    out."""
     text = expand_signs(text)
     text = to_ascii(text, keep=_CURRENCY)  # Unidecode turns £ into PS
     text = expand_numbers(text.lower())
@@ -69,12 +70,12 @@ def english_cleaners(text: str) -> str:
 
 
 def transliteration_cleaners(text: str) -> str:
-    """Lower-case ASCII."""
+    """Returns lower-case ASCII."""
     return collapse_whitespace(to_ascii(text).lower())
 
 
 def basic_cleaners(text: str) -> str:
-    """Lower case."""
+    """Returns lower case."""
     return collapse_whitespace(text.lower())
 
 
@@ -85,13 +86,13 @@ CLEANERS = {
 
 
 def to_ascii(text: str, keep: str = "") -> str:
-    """Transliterate to ASCII, except characters in ``keep``; drop what has no equivalent."""
+    """Transliterates to ASCII, except characters in ``keep``; drops what has no equivalent."""
     text = text.encode(errors="ignore").decode()  # drops lone surrogates: Unidecode warns
     return re.sub(rf"[^\x00-\x7f{keep}]+", lambda match: unidecode(match[0]), text)
 
 
 def expand_signs(text: str) -> str:
-    """Spell out signs such as %, ° and ², with spaces around them."""
+    """Spells out signs such as %, ° and ², with spaces around them."""
     text = _POWER.sub(_power, text)
     text = _TEMPERATURE.sub(lambda match: "° celsius" if match[1] in "cC" else "° fahrenheit", text)
     text = _SINGULAR.sub(lambda match: f"1 {_SIGNS[match[1]].removesuffix('s')}", text)
@@ -105,10 +106,10 @@ def _power(match: re.Match) -> str:
 
 
 def expand_abbreviations(text: str) -> str:
-    """Spell out abbreviations such as ``Dr.``; their full stop is required."""
+    """Spells out abbreviations such as ``Dr.``; their full stop is required."""
     return _ABBREVIATION.sub(lambda match: _ABBREVIATIONS[match[1].lower()], text)
 
 
 def collapse_whitespace(text: str) -> str:
-    """Replace each run of whitespace by one space."""
+    """Replaces each run of whitespace by one space."""
     return re.sub(r"\s+", " ", text)

@@ -51,7 +51,7 @@ _NUMBER = re.compile(_N)
 
 
 def expand_numbers(text: str) -> str:
-    """Spell out ASCII digits and amounts of money in lower-case ``text``. Never raises."""
+    """Spells out ASCII digits and amounts of money in lower-case ``text``. Never raises."""
     text = _BESIDE_LETTER.sub(" ", text)  # mp3 is "mp three", not "mpthree"
     text = _FEET.sub(" feet", text)  # elsewhere ft. is Fort
     text = _NUMBER_SIGN.sub("number ", text)
@@ -82,7 +82,7 @@ def _fraction(match: re.Match) -> str:
 
 
 def _money(match: re.Match) -> str:
-    """Spell out the units; later rules read the digits."""
+    """Spells out the units; later rules read the digits."""
     sign, whole, fraction, scale = match.groups(default="")
     unit, units, hundredth, hundredths = CURRENCIES[sign]
     if scale or len(fraction) > 2:
@@ -128,7 +128,7 @@ def _ordinal(number: str, suffix: str) -> str:
 
 @functools.lru_cache(maxsize=10_000)
 def _cardinal(number: str) -> str:
-    """Spell out digits, with or without commas; without, 1001 to 2999 are read as years."""
+    """Spells out digits, with or without commas; without, 1001 to 2999 are read as years."""
     digits = number.replace(",", "")
     if len(digits) > MAX_DIGITS or (len(digits) > 1 and digits[0] == "0"):
         return _digits(digits)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from cli import DISK_FULL, UserError, make_folder, replacing
+from cli import DISK_FULL, UserError, counted, make_folder, replacing
 from hparams import MAY_CHANGE, HParams, create_hparams, quote
 from training import distributed
 
@@ -39,6 +39,10 @@ PLAIN_LAYERS = {
     ".linear_layer": r"prenet\.layers\.\d+|query_layer|memory_layer|attention_layer\.v|"
     "location_dense|linear_projection|gate_layer",
 }
+
+
+class OtherVersion(UserError):
+    """A checkpoint of another version of this recipe."""
 
 
 @dataclasses.dataclass
@@ -83,6 +87,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         UserError: another process holds the lock, or the folder cannot be written or locked.
     """
+    is_new = not folder.exists()
     make_folder(folder, "give another -o")
     with open(folder / "lock", "a+") as file:
         try:
@@ -105,7 +110,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if [path.name for path in folder.iterdir()] == ["lock"]:  # no run began
+            if is_new and [path.name for path in folder.iterdir()] == ["lock"]:  # no run began
                 (folder / "lock").unlink()
                 folder.rmdir()
 
@@ -139,6 +144,8 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
     for path in [*numbered, *sorted(set(folder.glob("checkpoint_*.pt")) - set(numbered))]:
         try:
             state = load_checkpoint(path)
+        except OtherVersion:
+            raise
         except UserError as error:
             problems.append(str(error))
             continue
@@ -223,7 +230,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if "hparams" in state and (version := state.get("version")) != VERSION:
         reader = READERS.get(version)
         fix = f"git checkout {reader} reads it" if reader else "use a newer copy of this code"
-        raise UserError(f"{path}: its version is {version}, not {VERSION}; {fix}")
+        raise OtherVersion(f"{path}: its version is {version}, not {VERSION}; {fix}")
     return _by_our_names(state)
 
 
@@ -234,8 +241,8 @@ def _are_weights(value: Any) -> bool:
 
 
 def _by_our_names(state: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint with NVIDIA's names, whether its names start with DistributedDataParallel's
-    "module." or are torchaudio's."""
+    """Returns a checkpoint with NVIDIA's names, whether its names start with
+    DistributedDataParallel's "module." or are torchaudio's."""
     weights = state["state_dict"]
     if all(name.startswith("module.") for name in weights):
         weights = {name.removeprefix("module."): weight for name, weight in weights.items()}
@@ -462,8 +469,8 @@ def find_start(
             saved = Progress(**state["progress"])  # the settings may change the rest of its epoch
             if saved.epoch >= hparams.epochs:
                 raise UserError(
-                    f"{source}: has {saved.epoch} epochs; set epochs={saved.epoch + 1} or more, or "
-                    "take its weights by --warm_start"
+                    f"{source}: has {counted(saved.epoch, 'epoch')}; set epochs={saved.epoch + 1} "
+                    "or more, or take its weights by --warm_start"
                 )
             if hparams.seed != state["hparams"]["seed"]:
                 del state["random_states"]

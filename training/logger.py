@@ -60,7 +60,8 @@ class RunLogger:
 
     Args:
         step, size: the last step done, and the size of metrics.jsonl then, in bytes. Whatever an
-            interrupted run logged after that is dropped, since resuming logs it again.
+            interrupted run logged after that is dropped, since resuming logs it again. (Not from
+            TensorBoard's curves over epochs, which then have an epoch twice.)
 
     Raises:
         UserError: metrics.jsonl is shorter than ``size``.

@@ -108,9 +108,9 @@ def try_batches(
         afterwards.callback(set_random_state, states)
         for items in trials:
             sizes = [*range(len(items), 1, -max(len(items) // 8, 1)), 1]
-            most = next((n for n in sizes if fits_somehow(items[:n])), 0)
-            if most < len(items):
-                fix = _suggestion(most / len(items), dataset, hparams)
+            n_fitting = next((n for n in sizes if fits_somehow(items[:n])), 0)
+            if n_fitting < len(items):
+                fix = _suggestion(n_fitting / len(items), dataset, hparams)
                 raise UserError(f"{too_large(collate(items))}; {fix}")
             check_stop()
 

@@ -47,7 +47,7 @@ SERIES = {  # the columns of the second table
 
 
 def read(series: str) -> pd.DataFrame:
-    """The records of a series. Those of equal_updates compare with the second part."""
+    """Reads the records of a series. Those of equal_updates compare with the second part."""
     records = pd.read_csv(Path(__file__).with_name(f"{series}.csv"))
     if series == "equal_updates":
         renamed = {"experiment": {"SSB-DBS-BR": "SSB-DBS-BR, equal epochs"}}
@@ -58,15 +58,17 @@ def read(series: str) -> pd.DataFrame:
 
 
 def mean_and_error(records: pd.DataFrame, quantity: str, *by: str) -> pd.DataFrame:
-    """Mean and standard error over seeds of a quantity of an epoch (of minutes, the median)."""
+    """Returns mean and standard error over seeds of a quantity of an epoch (of minutes, the
+    median)."""
     average = "median" if quantity == "minutes" else "mean"
     runs = records.groupby([*by, "seed"])[quantity].agg(average)
     return runs.groupby(list(by)).agg(["mean", "sem"])
 
 
 def final_logs(series: str, loss: str) -> pd.DataFrame:
-    """The logarithm of each run's final loss: a row for each seed, a column for each experiment. It
-    is the mean over the last four validations (VLavg); from scratch, over the last two (VL3)."""
+    """Returns the logarithm of each run's final loss: a row for each seed, a column for each
+    experiment. It is the mean over the last four validations (VLavg); from scratch, over the last
+    two (VL3)."""
     last = read(series).groupby(["seed", "experiment"]).tail(2 if series == "scratch" else 4)
     return np.log(last.pivot_table(loss, "seed", "experiment"))
 
@@ -89,7 +91,8 @@ def random_within(series: str, loss: str, experiment: str, resource: str) -> pd.
 
 
 def residual(logs: pd.DataFrame) -> tuple[float, int]:
-    """The standard deviation that experiment and seed do not explain, and its degrees of freedom.
+    """Returns the standard deviation that experiment and seed do not explain, and its degrees of
+    freedom.
 
     Runs of one seed share their start. So the logarithm of a loss is an effect of the experiment,
     plus an effect of the seed, plus a residual: a randomised block design.
@@ -104,8 +107,8 @@ def residual(logs: pd.DataFrame) -> tuple[float, int]:
 def change(
     before: pd.Series, after: pd.Series, sd: float, df: int, n_joint: int = 1
 ) -> list[float]:
-    """How much the loss changes, in percent, and the ends of its 95 % interval, from log losses
-    paired by seed. ``n_joint`` intervals hold at once (Bonferroni). The ends are nan if the
+    """Returns how much the loss changes, in percent, and the ends of its 95 % interval, from log
+    losses paired by seed. ``n_joint`` intervals hold at once (Bonferroni). The ends are nan if the
     residual has fewer than four degrees of freedom."""
     differences = (after - before).dropna()
     half = np.nan
@@ -129,7 +132,7 @@ def print_table(title: str, rows: list[dict[str, object]]) -> None:
 
 
 def comparisons(choice: tuple[tuple[str, str, int], ...]) -> list[dict[str, str]]:
-    """A row for each comparison, as validated and re-estimated."""
+    """Returns a row for each comparison, as validated and re-estimated."""
     rows = []
     for series, pairs, n_joint in choice:
         for pair in pairs.split(", "):
@@ -146,7 +149,7 @@ def comparisons(choice: tuple[tuple[str, str, int], ...]) -> list[dict[str, str]
 
 
 def from_random() -> list[dict[str, str]]:
-    """The change from RAND to each experiment, re-estimated, in every series."""
+    """Returns the change from RAND to each experiment, re-estimated, in every series."""
     logs = {title: final_logs(series, "precise_loss") for title, series in SERIES.items()}
     rows = []
     for name in list(PAPER)[1:]:
@@ -159,7 +162,8 @@ def from_random() -> list[dict[str, str]]:
 
 
 def time_saved() -> list[dict[str, str]]:
-    """The paper's Table 3: time from the series timing, steps and frames from the first part."""
+    """Returns the paper's Table 3: time from the series timing, steps and frames from the first
+    part."""
     rows = []
     for name in list(PAPER)[1:]:
         minutes = mean_and_error(read("timing"), "minutes", "experiment").loc[["RAND", name]]
@@ -179,8 +183,8 @@ def time_saved() -> list[dict[str, str]]:
 
 
 def sweep() -> list[dict[str, object]]:
-    """Masked losses of each batch size after the most epochs, steps and minutes that every run has
-    taken, interpolated between validations."""
+    """Returns masked losses of each batch size after the most epochs, steps and minutes that every
+    run has taken, interpolated between validations."""
     records, by = read("sweep"), ["experiment", "batch_size"]
     runs = records.groupby(by)
     taken = pd.DataFrame({"epochs": records.epoch - records.epoch.min() + 1.0})
