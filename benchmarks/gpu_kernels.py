@@ -1,10 +1,10 @@
-"""Compile the kernels of decoder/triton.py for NVIDIA GPUs, which need not be there. Makes the
-columns on registers and shared memory of the table of kernels in docs/performance.md.
+"""Compile the kernels of decoder/triton.py for NVIDIA GPUs, which need not be there.
 
     python benchmarks/gpu_kernels.py            # needs Linux and Triton (pip install triton)
 
 Prints, for every kernel that a frame of the full model starts, its registers and shared memory on
-each architecture, and what it spills; and how many kernels a frame starts.
+each architecture, and what it spills; and how many kernels a frame starts. docs/performance.md says
+what came out.
 """
 
 import re

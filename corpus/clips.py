@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import soundfile
 
-from cli import UserError, make_folder, progress_bar, replacing
+from cli import UserError, counted, make_folder, progress_bar, replacing
 from hparams import HParams, audio_settings, format_overrides
 from text import alphabet, clean_text, text_to_sequence, unknown_characters
 
@@ -270,9 +270,10 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
     for character, (location, *later) in sorted(uses.items()):
         advice = "spell numbers out" if character.isdecimal() else fix
         problem = f"{character!r} (U+{ord(character):04X}) has no symbol and is left out"
-        print(f"note: {location}: {problem} (in {1 + len(later):,} texts); {advice}")
+        print(f"note: {location}: {problem} (in {counted(1 + len(later), 'text')}); {advice}")
     for location, letter, written in in_ascii[:1]:
-        read = f"{letter!r} is read as {written!r} (in {len(in_ascii):,} texts, other letters too)"
+        n_texts = counted(len(in_ascii), "text")
+        read = f"{letter!r} is read as {written!r} (in {n_texts}, other letters too)"
         fix = "in a language other than English, use text_cleaners=basic_cleaners"
         print(f"note: {location}: {read}; {fix}")
 

@@ -296,6 +296,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--name {args.name}: use letters, digits and . _ - only")
     if not 0 <= args.trim_db <= 120:
         raise UserError(f"--trim_db {args.trim_db}: use 0 to 120")
+    filelist = Path(f"filelists/{args.name}_train.txt")
     if (folder := args.convert_to) is None:
         if args.trim_db:
             raise UserError(f"--trim_db {args.trim_db}: needs --convert_to, for the cut clips")
@@ -303,6 +304,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"{folder}: already has files; give another --convert_to, or prepare it")
     elif folder.resolve().is_relative_to(args.corpus.resolve()):
         raise UserError(f"--convert_to {folder}: is in the corpus; use another folder")
+    elif filelist.exists():
+        raise UserError(f"{filelist}: exists already; give another --name, or delete it")
     prepare(args)
 
 

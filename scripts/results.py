@@ -228,7 +228,10 @@ def compare(runs: list[Run]) -> Comparison:
     if reason := unequal(facts[[*AUDIO, "validation_frames"]], paths):
         notes.append(f"losses are left out: {reason}")
         rows[[*VALIDATED, *STAGED]] = math.nan
-    if reason := unequal(facts[CONDITIONS], paths):
+    reason = unequal(facts[CONDITIONS], paths)
+    if "training frames" in settings:
+        reason = "the runs were trained on other clips"
+    if reason:
         notes.append(f"times are not compared: {reason}")
         rows["minutes"] = math.nan
 
@@ -293,7 +296,8 @@ def paper_tables(comparison: Comparison) -> dict[str, str]:
     others of its experiments, which differ in their batching alone, with validations enough."""
     names = list(comparison.labels.batching)
     settings = set(comparison.labels) - {"batching", "seeds", "epochs"}
-    if "RAND" not in names or len(names) == 1 or settings or comparison.mean.VL3.isna().all():
+    is_paper = "RAND" in names and len(names) > 1 and len(names) == len(set(names))
+    if not is_paper or settings or comparison.mean.VL3.isna().all():
         return {}
     seeds = comparison.labels.seeds.set_axis(names)
     mean, error = comparison.mean.set_axis(names), comparison.error.set_axis(names)

@@ -220,7 +220,8 @@ def require_space(args: argparse.Namespace, runs: list[Run]) -> None:
         folder for folder in (args.output, *args.output.absolute().parents) if folder.exists()
     )
     free = shutil.disk_usage(disk).free
-    print(f"{len(runs)} runs; the checkpoints to come take {n_bytes / 1e9:.1f} GB of disk")
+    gigabytes = f"{n_bytes / 1e9:.1f} GB"
+    print(f"{cli.counted(len(runs), 'run')}; the checkpoints to come take {gigabytes} of disk")
     if n_bytes > free:
         fix = "free some, give another --output, or train fewer runs with --only"
         raise UserError(f"{args.output}: {free / 1e9:.1f} GB are free, which is not enough; {fix}")

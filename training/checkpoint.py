@@ -110,9 +110,10 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if is_new and [path.name for path in folder.iterdir()] == ["lock"]:  # no run began
+            if [path.name for path in folder.iterdir()] == ["lock"]:  # no run began
                 (folder / "lock").unlink()
-                folder.rmdir()
+                if is_new:
+                    folder.rmdir()
 
 
 def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: int) -> Path:
