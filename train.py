@@ -148,6 +148,7 @@ def train(args: argparse.Namespace) -> None:
             checkpoint.refuse_other_processes(state, progress, source)
         replica = distributed.RANK, distributed.WORLD_SIZE
         data = data_utils.open_data(*clips, hparams, *replica)
+
     # Checkpoint
     run = Run(hparams, data, model.to(device), folder, progress)
     if "optimizer" in state:
