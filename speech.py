@@ -56,7 +56,11 @@ def load_model(path: str | Path, overrides: str = "", **changes: Any) -> Tacotro
     """
     path = Path(path)
     state = load_checkpoint(path)
-    hparams = saved_hparams(state, path) if "hparams" in state else create_hparams(preset="nvidia")
+    if "hparams" in state:
+        hparams = saved_hparams(state, path)
+    else:
+        hparams = create_hparams(preset="nvidia")
+        print(f"note: {path}: has no settings in it; it is read with those of preset nvidia")
     changes = {"decoder": "auto", **changes, **parse_overrides(overrides)}
     if "hparams" in state and changes.get("symbols", hparams.symbols) != hparams.symbols:
         raise UserError(f"setting symbols: {path} was trained with other ones; leave it out")
