@@ -372,6 +372,18 @@ def load_ahead(
         pool.shutdown(cancel_futures=True)
 
 
+def short_batch(dataset: MelDataset, device: torch.device) -> Batch:
+    """Returns a batch of a few frames of two clips; on a GPU, of enough copies and symbols for
+    several programs of each kernel."""
+    n_copies, n_symbols = (10, 45) if device.type == "cuda" else (1, 20)
+    first, last = dataset[0], dataset[-1]
+    items = [
+        first._replace(ids=first.ids[:n_symbols], mel=first.mel[:10]),
+        last._replace(ids=last.ids[: 3 * n_symbols // 4], mel=last.mel[:10]),
+    ]
+    return collate(items * n_copies).to(device)
+
+
 def collate(items: Sequence[Item]) -> Batch:
     """Returns items as a batch, padded to the longest text and the longest mel."""
     items = sorted(items, key=lambda item: -len(item.ids))

@@ -30,9 +30,8 @@ from tqdm import tqdm
 
 import cli
 import data_utils
-from batching import batch_statistics
 from cli import UserError, counted, make_folder, replacing
-from data_utils import Batch, Data, collate, load_ahead
+from data_utils import Batch, Data, load_ahead
 from decoder import check_fast_path
 from hparams import MAY_CHANGE, PRESETS, HParams, parse_overrides, settings_table
 from loss_function import Tacotron2Loss
@@ -42,14 +41,14 @@ from training import checkpoint, distributed, memory
 from training.checkpoint import Progress
 from training.device import (
     choose_device,
-    device_name,
     full_precision,
     peak_memory,
     synchronize,
+    training_conditions,
     use_large_pages,
     why_no_gpu,
 )
-from training.logger import NoLogger, RunLogger
+from training.logger import NoLogger, RunLogger, epoch_scalars
 from training.stop import Stopped, StopSignals
 from training.validation import precise_batch_norm, validate, warn_of_collapse
 
@@ -157,7 +156,7 @@ def train(args: argparse.Namespace) -> None:
     run.check_decoder()
     if distributed.RANK == 0:
         run.open_logger(log_dir, source if resuming else None)
-    run.set_random_state(state)
+    checkpoint.start_random_state(state, hparams.seed)
     del state  # three times as large as the model
     run.print_summary(source)
 
@@ -208,17 +207,8 @@ class Run:
 
     def check_decoder(self) -> None:
         """Checks the fast decoder on a few frames, and connects the replicas of the model."""
-        # On a GPU, enough clips and symbols for several programs of each kernel.
-        n_copies, n_symbols = (10, 45) if self.device.type == "cuda" else (1, 20)
-        short = [
-            item._replace(ids=item.ids[:n], mel=item.mel[:10])
-            for item, n in (
-                (self.data.train_set[0], n_symbols),
-                (self.data.train_set[-1], 3 * n_symbols // 4),
-            )
-        ]
         with full_precision():
-            batch = collate(short * n_copies).to(self.device)
+            batch = data_utils.short_batch(self.data.train_set, self.device)
             for note in check_fast_path(self.model, batch):
                 print(f"note: {note}")
             self.replica = distributed.replicated(
@@ -236,21 +226,13 @@ class Run:
         self.logger = RunLogger(self.folder, log_dir, *done)
         self.logger.log_settings(self.hparams)
 
-    def set_random_state(self, state: dict[str, Any]) -> None:
-        """Restores this process's random generators from a checkpoint, if it has them."""
-        random_states = state.get("random_states", [])
-        if len(random_states) > distributed.RANK:
-            checkpoint.set_random_state(random_states[distributed.RANK])
-        elif distributed.SEVERAL:  # each drops other units
-            torch.manual_seed(self.hparams.seed + distributed.RANK)
-
     def print_summary(self, source: Path | None) -> None:
         """Prints what is trained on what, and from where."""
         data, done = self.data, self.progress
         if n := data.sampler.n_repeated:
             batches = counted(n, "batch", "es")
             print(f"note: epoch 1 repeats {batches}, so that all processes have equally many")
-        used = self.conditions()
+        used = training_conditions(self.device, self.hparams, self.model.decoder.implementation)
         threads = f", {counted(used['threads'], 'thread')}" if self.device.type == "cpu" else ""
         print(
             f"training on {used['device']}{threads}, {used['precision']}, decoder={used['decoder']}"
@@ -265,21 +247,12 @@ class Run:
             f"{f', from {source}' if source else ''}"
         )
 
-    def conditions(self) -> dict[str, Any]:
-        """Returns what must be the same in runs whose times are compared."""
-        name = device_name(self.device)
-        return {
-            "device": f"{distributed.WORLD_SIZE} x {name}" if distributed.SEVERAL else name,
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "decoder": self.model.decoder.implementation,
-            "precision": self.hparams.precision,
-        }
-
     def log_start(self) -> None:
         """Logs what must be the same in runs whose times, or validation losses, are compared."""
         frames = sum(clip.n_frames for clip in self.data.val_set.clips)
-        values = self.conditions() | {"validation_frames": frames}
+        values = training_conditions(
+            self.device, self.hparams, self.model.decoder.implementation
+        ) | {"validation_frames": frames}
         self.logger.write("start", self.progress.epoch, self.progress.step, values)
 
     def try_largest_batches(self) -> None:
@@ -391,7 +364,7 @@ class Run:
         """Validates and speaks when due, logs the epoch, and saves when due."""
         hparams, progress = self.hparams, self.progress
         epoch, step = progress.epoch, progress.step
-        scalars = self.epoch_scalars()
+        scalars = epoch_scalars(progress, self.data.sampler)
         tqdm.write(
             f"epoch {epoch + 1}: training loss {scalars['training_loss']:.4f}, "
             f"{scalars['minutes']:.2f} minutes"
@@ -406,7 +379,6 @@ class Run:
         self.logger.log("epoch", epoch, step, scalars)
         if validated:
             self.logger.log("validation", epoch, step, validation)
-        if validated:
             n_validations = (epoch + 1) // hparams.epochs_per_validation
             # TensorBoard shows ten pictures of a kind: after 1, 2, 4, ... validations.
             shown = is_last or n_validations.bit_count() == 1
@@ -418,30 +390,6 @@ class Run:
         self.progress = progress.next_epoch()
         if is_best or is_last or (epoch + 1) % hparams.epochs_per_checkpoint == 0:
             self.save(is_best)
-
-    def epoch_scalars(self) -> dict[str, float]:
-        """Returns the epoch's scalars: its losses, its padding, its times."""
-        sums, sampler = self.progress.sums, self.data.sampler
-        skipped, statistics = (
-            int(sums.get("skipped", 0)),
-            batch_statistics(sampler.lengths, sampler.plan),
-        )
-        n_trained = self.progress.batch - skipped
-        scalars = {
-            "minutes": sums["seconds"] / 60,
-            "training_loss": sums["loss"] / n_trained if n_trained else math.nan,
-            "zpr": statistics.zpr,
-            "abl": statistics.abl,
-            "n_batches": statistics.n_batches,
-            "total_length": statistics.total_length,
-            "frames_per_second": int(sampler.lengths.sum()) / sums["seconds"],
-            "data_wait": sums["waited"] / sums["seconds"],
-            "peak_memory_gib": self.progress.peak_memory_gib,
-            "skipped_steps": skipped,
-        }
-        if distributed.SEVERAL:
-            scalars["repeated_batches"] = sampler.n_repeated
-        return scalars
 
     def validate(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Returns the validation's scalars and samples, and prints the main ones."""

@@ -410,6 +410,16 @@ def random_state() -> dict[str, Any]:
     }
 
 
+def start_random_state(checkpoint: dict[str, Any], seed: int) -> None:
+    """Restores this process's random generators from a checkpoint that has them. Without, each of
+    several processes gets other random numbers, so that each drops other units."""
+    random_states = checkpoint.get("random_states", [])
+    if len(random_states) > distributed.RANK:
+        set_random_state(random_states[distributed.RANK])
+    elif distributed.SEVERAL:
+        torch.manual_seed(seed + distributed.RANK)
+
+
 def set_random_state(state: dict[str, Any]) -> None:
     """Restores a state saved by :func:`random_state`."""
     random.setstate(state["python"])

@@ -14,7 +14,7 @@ import torch
 
 from cli import UserError
 from hparams import HParams
-from training.distributed import LOCAL_RANK, LOCAL_WORLD_SIZE, SEVERAL
+from training.distributed import LOCAL_RANK, LOCAL_WORLD_SIZE, SEVERAL, WORLD_SIZE
 
 
 def choose_device(hparams: HParams) -> torch.device:
@@ -75,6 +75,20 @@ def device_name(device: torch.device) -> str:
             if line.startswith("model name"):
                 return f"CPU: {line.partition(':')[2].strip()}"
     return f"CPU: {platform.processor() or platform.machine()}"
+
+
+def training_conditions(
+    device: torch.device, hparams: HParams, decoder: str
+) -> dict[str, str | int]:
+    """Returns what must be the same in runs whose times are compared."""
+    name = device_name(device)
+    return {
+        "device": f"{WORLD_SIZE} x {name}" if SEVERAL else name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "decoder": decoder,
+        "precision": hparams.precision,
+    }
 
 
 def why_no_gpu() -> str:

@@ -17,9 +17,12 @@ from matplotlib.image import imsave
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
+from batching import EpochBatchSampler, batch_statistics
 from cli import UserError
 from corpus.audio import griffin_lim
 from hparams import HParams
+from training.checkpoint import Progress
+from training.distributed import SEVERAL
 
 # TensorBoard's tab Custom Scalars: what to look at first. Over epochs, so that strategies compare.
 CHARTS = {
@@ -53,6 +56,28 @@ class Sample(NamedTuple):
     gate: Tensor  # (T_out,) predicted logits
     gate_target: Tensor  # (T_out,) 1 at the last frame
     alignment: Tensor  # (T_out, T_in)
+
+
+def epoch_scalars(progress: Progress, sampler: EpochBatchSampler) -> dict[str, float]:
+    """Returns the scalars of an epoch that was trained: its loss, its padding, its times."""
+    sums, plan = progress.sums, batch_statistics(sampler.lengths, sampler.plan)
+    skipped = int(sums.get("skipped", 0))
+    n_trained = progress.batch - skipped
+    scalars = {
+        "minutes": sums["seconds"] / 60,
+        "training_loss": sums["loss"] / n_trained if n_trained else math.nan,
+        "zpr": plan.zpr,
+        "abl": plan.abl,
+        "n_batches": plan.n_batches,
+        "total_length": plan.total_length,
+        "frames_per_second": int(sampler.lengths.sum()) / sums["seconds"],
+        "data_wait": sums["waited"] / sums["seconds"],
+        "peak_memory_gib": progress.peak_memory_gib,
+        "skipped_steps": skipped,
+    }
+    if SEVERAL:
+        scalars["repeated_batches"] = sampler.n_repeated
+    return scalars
 
 
 class RunLogger:
