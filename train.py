@@ -279,7 +279,7 @@ class Run:
         n_threads = 1 if hparams.cache_mels else hparams.num_workers
         batches = load_ahead(self.data.train_set, sampler, self.device, n_threads)
         bar = cli.progress_bar(batches, title, len(frames), initial=progress.batch)
-        asked = time.perf_counter()
+        asked, processor = time.perf_counter(), time.process_time()
         for batch in bar:
             began = time.perf_counter()
             with memory.explained(
@@ -292,6 +292,7 @@ class Run:
             else:
                 self.logger.log("step", progress.epoch, progress.step, values)
             progress.add(waited=began - asked, seconds=time.perf_counter() - asked)
+            progress.add(processor_seconds=time.process_time() - processor)
             progress.add(frames=int(frames[progress.batch, :, 1].sum()))
             progress.peak_memory_gib = max(progress.peak_memory_gib, peak_memory(self.device))
             progress.batch += 1
@@ -302,7 +303,7 @@ class Run:
             due = 0 < hparams.checkpoint_minutes <= minutes and progress.batch < len(frames)
             if distributed.largest(due):
                 self.save()
-            asked = time.perf_counter()
+            asked, processor = time.perf_counter(), time.process_time()
 
     def step(self, batch: Batch, share: tuple[float, float]) -> dict[str, float]:
         """Takes an optimizer step, or skips it if the loss or the gradient is not finite.

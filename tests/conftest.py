@@ -176,7 +176,8 @@ class Forked:
         return printed, errors
 
 
-TIMED = {"duration", "minutes", "frames_per_second", "data_wait", "peak_memory_gib"}
+TIMED = {"duration", "minutes", "processor_minutes", "frames_per_second", "data_wait"}
+TIMED |= {"peak_memory_gib"}
 
 
 def outcome(run: Path) -> tuple[list[dict], list[dict]]:

@@ -18,7 +18,8 @@ from training import checkpoint
 from training.validation import validate
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMED = {"duration", "minutes", "frames_per_second", "data_wait", "peak_memory_gib"}
+TIMED = {"duration", "minutes", "processor_minutes", "frames_per_second", "data_wait"}
+TIMED |= {"peak_memory_gib"}
 
 # What happens in rank 1 alone, before its fourth step.
 FAULT = """

@@ -65,6 +65,7 @@ def epoch_scalars(progress: Progress, sampler: EpochBatchSampler) -> dict[str, f
     n_trained = progress.batch - skipped
     scalars = {
         "minutes": sums["seconds"] / 60,
+        "processor_minutes": sums["processor_seconds"] / 60,  # of all threads
         "training_loss": sums["loss"] / n_trained if n_trained else math.nan,
         "zpr": plan.zpr,
         "abl": plan.abl,

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Trains what docs/results.md compares, with one thread; call it again to continue.
+#
+#     bash docs/results/experiments.sh voice       # the ten experiments on a human voice
+#     bash docs/results/experiments.sh gradient    # with NVIDIA's gradient
+#     bash docs/results/experiments.sh rates       # learning rates, and smaller batches with DBS
+#     bash docs/results/experiments.sh lrf         # SSB's local randomisation factor
+#
+# Every series goes on from epochs of RAND, one training a seed, at a learning rate that falls
+# halfway. The first takes about 15 hours of one core, the others 1 to 2; they are trained on
+# synthetic speech. docs/results.md says how to get the voice. The runs are in runs/SERIES.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+source scripts/venv.sh
+case $PYTHON in .venv/*) PYTHON=$PWD/$PYTHON ;; esac
+export PYTHON OMP_NUM_THREADS=1
+every="guided_attention_weight=1,batch_size=8,attention_location_n_filters=8,checkpoint_minutes=0,keep_checkpoints=1"
+
+# continue_from SERIES START "EXPERIMENT..." EPOCHS SEED RATE [,SETTING=VALUE]: trains for EPOCHS with
+# a learning rate of RATE * 1e-3, and for EPOCHS more with RATE * 3e-4, after the EPOCHS of START
+continue_from() {
+    local series=$1 start=$2 experiments=$3 epochs=$4 seed=$5 rate=$6 settings=${7:-} experiment
+    bash "${code:-.}/scripts/run_all.sh" --start "$start" --output "runs/$series/common" --epochs $((2 * epochs)) \
+        --only "$experiments" --seeds "$seed" --hparams "learning_rate=${rate}e-3,precise_batch_norm=50$settings"
+    for experiment in $experiments; do
+        bash "${code:-.}/scripts/run_all.sh" --start "runs/$series/common/$experiment" --output "runs/$series/annealed" \
+            --epochs $((3 * epochs)) --only "$experiment" --seeds "$seed" \
+            --hparams "learning_rate=$("$PYTHON" -c "print(3e-4 * $rate)")"
+    done
+}
+
+voice() {
+    ten="RAND SB-BR SSB-BR BKT-BR ATS-BR SB SSB SB-DBS SSB-DBS SSB-DBS-BR"
+    model="hop_length=551,symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=160,attention_dim=64,decoder_rnn_dim=160,postnet_embedding_dim=128,p_encoder_dropout=0.3,p_postnet_dropout=0.3"
+    settings="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,$every"
+    for seed in 0 1000 2000; do
+        bash scripts/run_all.sh --output runs/voice/start --only RAND --epochs 10 --seeds $seed \
+            --hparams "$settings,learning_rate=2e-3"
+        continue_from voice runs/voice/start/RAND "$ten" 10 $seed 1
+    done
+    bash scripts/run_all.sh --output runs/voice/scratch --epochs 20 \
+        --hparams "$settings,learning_rate=1e-3,precise_batch_norm=50"
+}
+
+synthetic() {  # SEED: trains the start of the series below
+    model="hop_length=1102,n_mel_channels=40,symbols_embedding_dim=64,encoder_embedding_dim=64,prenet_dim=64,attention_rnn_dim=64,attention_dim=32,attention_location_kernel_size=15,decoder_rnn_dim=64,postnet_embedding_dim=64,p_encoder_dropout=0.1,p_postnet_dropout=0.1"
+    [ -d data/demo1280 ] || "$PYTHON" scripts/make_demo_corpus.py data/demo1280 --clips 1280 --duration_scale 0.35
+    bash scripts/run_all.sh --corpus data/demo1280 --output runs/synthetic --only RAND --epochs 12 \
+        --seeds "$1" --hparams "$model,$every,learning_rate=2e-3"
+}
+
+gradient() {
+    patched=runs/nvidia_gradient  # this commit, with the mask in place
+    if [ ! -d $patched ]; then
+        git worktree add --detach $patched
+        git -C $patched apply "$PWD/docs/results/nvidia_gradient.patch"
+    fi
+    for seed in 0 1000 2000 3000; do
+        synthetic $seed
+        continue_from rates_1 runs/synthetic/RAND "RAND SSB-DBS-BR" 12 $seed 1
+        code=$patched continue_from gradient runs/synthetic/RAND "RAND SSB-DBS-BR" 12 $seed 1
+    done
+}
+
+rates() {
+    for seed in 0 1000 2000; do
+        synthetic $seed
+        for rate in 1 1.2 1.4 2; do
+            continue_from rates_$rate runs/synthetic/RAND "RAND SSB-DBS-BR" 12 $seed $rate
+        done
+        continue_from batch_6 runs/synthetic/RAND SSB-DBS-BR 12 $seed 1 ,batch_size=6
+    done
+}
+
+lrf() {
+    for seed in 0 1000 2000; do
+        synthetic $seed
+        for lrf in 0 0.05 0.2 0.5 1000; do
+            continue_from lrf_$lrf runs/synthetic/RAND SSB-DBS-BR 12 $seed 1 ,lrf=$lrf
+        done
+    done
+}
+
+"$1"
