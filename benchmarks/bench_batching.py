@@ -1,14 +1,19 @@
 """Time the planning of an epoch, and compare two ways to deal its batches to several GPUs: by
-length, as deal_batches() does, and in turn. Makes the numbers on planning in the README and on
-several GPUs in docs/results.md.
+length, as deal_batches() does, and in turn. With --peers, compare the batches with those of other
+projects' samplers, as far as they are installed: docs/performance.md, "Beside other samplers".
 
     python benchmarks/bench_batching.py
     python benchmarks/bench_batching.py --sizes 10480
+    pip install lhotse speechbrain transformers && pip install --no-deps fairseq espnet typeguard
+    python benchmarks/bench_batching.py --peers
 """
 
 import platform
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import product
 from pathlib import Path
 
@@ -17,7 +22,7 @@ from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from batching import STRATEGIES, deal_batches, plan_batches
+from batching import STRATEGIES, batch_statistics, deal_batches, plan_batches
 from cli import ArgumentParser, exit_on_user_error, positive
 from corpus.lengths import ljspeech_lengths
 
@@ -25,6 +30,9 @@ HOP_LENGTH = 276  # samples: 12.5 ms
 SIZES = (10_480, 1_000_000)
 REPLICAS = (2, 4, 8)
 N_REPEATS = 11
+BATCH_SIZE = 16
+
+Planner = Callable[[int], list[Sequence[int]]]  # from an epoch's number to its batches
 
 
 def milliseconds(lengths: ndarray) -> dict[tuple[str, bool], float]:
@@ -64,13 +72,138 @@ def print_imbalance(lengths: ndarray) -> None:
             print(f"| {name} | {how} | {' | '.join(cells)} |")
 
 
+# Other projects' samplers, each with its settings in brackets
+
+
+def ours(lengths: ndarray, strategy: str, dynamic: bool) -> Planner:
+    return lambda epoch: plan_batches(
+        lengths, strategy, BATCH_SIZE, dynamic_batch_size=dynamic, epoch=epoch
+    )
+
+
+def lhotse(lengths: ndarray, capacity: int, num_buckets: int) -> Planner:
+    from lhotse import CutSet, MonoCut
+    from lhotse.dataset.sampling import DynamicBucketingSampler
+
+    cuts = CutSet.from_cuts(  # a frame is a second here
+        MonoCut(id=str(i), start=0, duration=float(n), channel=0) for i, n in enumerate(lengths)
+    )
+    sampler = DynamicBucketingSampler(
+        cuts, max_duration=capacity, num_buckets=num_buckets, shuffle=True
+    )
+
+    def plan(epoch: int) -> list[list[int]]:
+        sampler.set_epoch(epoch)
+        return [[int(cut.id) for cut in batch] for batch in sampler]
+
+    return plan
+
+
+def speechbrain(lengths: ndarray, capacity: int, num_buckets: int) -> Planner:
+    from speechbrain.dataio.sampler import DynamicBatchSampler
+
+    clips, values = range(len(lengths)), lengths.tolist()
+    return lambda epoch: list(
+        DynamicBatchSampler(clips, capacity, num_buckets, lengths_list=values, epoch=epoch)
+    )
+
+
+def fairseq(lengths: ndarray, capacity: int, multiple: int) -> Planner:
+    # The package itself cannot be imported in Python 3.11 and newer.
+    package = find_spec("fairseq")
+    if not package:
+        raise ImportError("No module named 'fairseq'")
+    folder = Path(package.submodule_search_locations[0], "data")
+    spec = spec_from_file_location("data_utils_fast", next(folder.glob("data_utils_fast*.so")))
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def plan(epoch: int) -> list[ndarray]:
+        order = np.random.default_rng(epoch).permutation(len(lengths))
+        order = order[np.argsort(lengths[order], kind="stable")]
+        return module.batch_by_size_vec(order, lengths[order], capacity, -1, multiple)
+
+    return plan
+
+
+def espnet(lengths: ndarray, capacity: int) -> Planner:
+    from espnet2.samplers.num_elements_batch_sampler import NumElementsBatchSampler
+
+    def plan(_: int) -> list[list[int]]:
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.writelines(f"{i} {n}\n" for i, n in enumerate(lengths))
+            file.flush()
+            return [[*map(int, batch)] for batch in NumElementsBatchSampler(capacity, [file.name])]
+
+    return plan
+
+
+def transformers(lengths: ndarray) -> Planner:
+    import torch
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    def plan(epoch: int) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(epoch)
+        order = [*LengthGroupedSampler(BATCH_SIZE, lengths=lengths.tolist(), generator=generator)]
+        return [order[i : i + BATCH_SIZE] for i in range(0, len(order), BATCH_SIZE)]
+
+    return plan
+
+
+def print_peers(lengths: ndarray) -> None:
+    """Prints a row for each sampler: means over the epochs, and the median time of a plan. The
+    bound is that of DBS: BATCH_SIZE times the longest clip."""
+    capacity = BATCH_SIZE * int(lengths.max())
+    planners = {
+        "RAND": (ours, "RAND", False),
+        "SSB-DBS-BR [lrf=0.1]": (ours, "SSB", True),
+        "BKT-DBS-BR [bucket_size=1024]": (ours, "BKT", True),
+        "SB-DBS-BR": (ours, "SB", True),
+        "Hugging Face, LengthGroupedSampler": (transformers,),
+        "lhotse, DynamicBucketingSampler [num_buckets=10]": (lhotse, capacity, 10),
+        "lhotse, DynamicBucketingSampler [num_buckets=30]": (lhotse, capacity, 30),
+        "SpeechBrain, DynamicBatchSampler [num_buckets=60]": (speechbrain, capacity, 60),
+        "SpeechBrain, DynamicBatchSampler [num_buckets=100]": (speechbrain, capacity, 100),
+        "fairseq, batch_by_size [required_batch_size_multiple=1]": (fairseq, capacity, 1),
+        "fairseq, batch_by_size [required_batch_size_multiple=8]": (fairseq, capacity, 8),
+        "ESPnet, NumElementsBatchSampler": (espnet, capacity),
+    }
+    print("\n| Sampler | Batches | ZPR % | Decoder steps | Largest batch / bound | Plan (ms) |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for name, (make, *options) in planners.items():
+        try:
+            plan = make(lengths, *options)
+        except ImportError as error:
+            print(f"| {name} | left out: {error} | | | | |")
+            continue
+        seconds, statistics, largest = [], [], 0.0
+        for epoch in range(N_REPEATS):
+            start = time.perf_counter()
+            batches = plan(epoch)
+            seconds.append(time.perf_counter() - start)
+            assert sorted(i for batch in batches for i in batch) == [*range(len(lengths))]
+            statistics.append(batch_statistics(lengths, batches))
+            padded = [lengths[batch].max() * len(batch) for batch in map(list, batches)]
+            largest = max(largest, max(padded) / capacity)
+        n, zpr, steps = (
+            np.mean([getattr(s, key) for s in statistics])
+            for key in ("n_batches", "zpr", "total_length")
+        )
+        milliseconds = 1e3 * np.median(seconds)
+        row = f"{name} | {n:.0f} | {100 * zpr:.2f} | {steps:,.0f} | {largest:.3f}"
+        print(f"| {row} | {milliseconds:.0f} |")
+
+
 def main() -> None:
     parser = ArgumentParser(description="Time the planning of an epoch.")
     sizes = f"numbers of lengths, drawn from LJSpeech's (default: {' '.join(map(str, SIZES))})"
     parser.add_argument("--sizes", type=positive, nargs="+", default=SIZES, metavar="N", help=sizes)
+    parser.add_argument("--peers", action="store_true", help="compare other projects' samplers")
     args = parser.parse_args()
     ljspeech, rng = ljspeech_lengths(HOP_LENGTH), np.random.default_rng([0, 1])
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}\n")
+    if args.peers:
+        return print_peers(rng.choice(ljspeech, 10_480, replace=False))
     print("| Lengths | Batching | Plan (ms) |\n|---:|---|---:|")
     for size in args.sizes:
         medians = milliseconds(rng.choice(ljspeech, size))
