@@ -162,6 +162,7 @@ def print_peers(lengths: ndarray) -> None:
         "Hugging Face, LengthGroupedSampler": (transformers,),
         "lhotse, DynamicBucketingSampler [num_buckets=10]": (lhotse, capacity, 10),
         "lhotse, DynamicBucketingSampler [num_buckets=30]": (lhotse, capacity, 30),
+        "SpeechBrain, DynamicBatchSampler [num_buckets=10]": (speechbrain, capacity, 10),
         "SpeechBrain, DynamicBatchSampler [num_buckets=60]": (speechbrain, capacity, 60),
         "SpeechBrain, DynamicBatchSampler [num_buckets=100]": (speechbrain, capacity, 100),
         "fairseq, batch_by_size [required_batch_size_multiple=1]": (fairseq, capacity, 1),
