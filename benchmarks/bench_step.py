@@ -4,6 +4,7 @@
     git clone https://github.com/NVIDIA/tacotron2 nvidia
     python benchmarks/bench_step.py --nvidia nvidia --batch_sizes 16 48 --frames 400
     python benchmarks/bench_step.py --nvidia nvidia --epoch     # on LJSpeech's lengths
+    python benchmarks/bench_step.py --implementations scan --epoch --batchings all --batches 5
 
 Implementations: nvidia is the model of NVIDIA's repository, if --nvidia names a clone of it;
 reference (a readable loop like NVIDIA's), scan and triton (on a GPU) are the decoder setting. Add
@@ -11,8 +12,11 @@ reference (a readable loop like NVIDIA's), scan and triton (on a GPU) are the de
 
 Each has its own process, for its own peak memory. They take turns, step by step, so that a busy
 moment of the machine slows them all. Ratios compare with the first. The model is the paper's, with
-dropout. The clips are noise, B of T frames and a character every four; the times are medians. With
---epoch, lengths are LJSpeech's, a step includes clipping and Adam, and the times are sums.
+dropout. The clips are noise, B of T frames and a character every four; the times are medians.
+
+With --epoch, lengths are LJSpeech's, and a step includes clipping and Adam. Every round plans
+another epoch, and the batchings take turns in an order that rotates. Times are means over the
+rounds, and what they save is a mean of differences within a round, with its standard error.
 """
 
 import importlib
@@ -22,8 +26,10 @@ import resource
 import sys
 import time
 from argparse import Namespace, RawDescriptionHelpFormatter
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -52,12 +58,17 @@ from training.device import (
 )
 
 Shape = tuple[list[int], list[int]]  # characters and frames of each clip of a batch
-Step = tuple[float, float, float, float]  # see Trainer.step
+Step = tuple[float, float, float, float, float]  # see Trainer.step
 N_CLIPS = 10_480  # LJSpeech's training clips in the paper
-BATCHINGS = "RAND", "SB", "SSB", "BKT", "ATS", "SB-DBS", "SSB-DBS", "SSB-DBS-BR"
-HEADER = """
+BATCHINGS = [  # Table 2's
+    "RAND", "SB-BR", "SSB-BR", "BKT-BR", "ATS-BR", "SB", "SSB", "SB-DBS", "SSB-DBS", "SSB-DBS-BR",
+]  # fmt: skip
+SHAPES_HEADER = """
 | batches | | forward s | backward s | together s | times as fast | peak memory | of the first's |
 |---|---|--:|--:|--:|--:|--:|--:|"""
+EPOCH_HEADER = """
+| batching | | minutes an epoch | times as fast | saved % | processor minutes | saved % |
+|---|---|--:|--:|--:|--:|--:|"""
 
 
 class NvidiaModel(nn.Module):
@@ -104,11 +115,11 @@ class Trainer:
         self.memory = peak_memory(self.device)
 
     def step(self, shape: Shape) -> Step:
-        """Returns the seconds of forward, backward and both, and the peak in GiB of the steps so
-        far, beyond what the model took before them."""
+        """Returns the seconds of forward, backward and both, the processor's seconds of both, and
+        the peak in GiB of the steps so far, beyond what the model took before them."""
         batch = noise_batch(self.hparams, *shape).to(self.device)
         self.model.zero_grad()
-        start = self._now()
+        start, processor = self._now(), time.process_time()
         loss = self.loss_function(self.model(batch), batch).objective
         middle = self._now()
         loss.backward()
@@ -116,7 +127,9 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.hparams.grad_clip_thresh)
             self.optimizer.step()
         end = self._now()
-        return middle - start, end - middle, end - start, peak_memory(self.device) - self.memory
+        processor = time.process_time() - processor
+        peak = peak_memory(self.device) - self.memory
+        return middle - start, end - middle, end - start, processor, peak
 
     def _now(self) -> float:
         synchronize(self.device)
@@ -160,49 +173,24 @@ def _step(shape: Shape) -> Step:
         raise
 
 
-def take_steps(
-    walks: dict[str, tuple[str, list[Shape]]], args: Namespace
-) -> dict[str, list[Step | None]]:
-    """Takes the steps of each walk (an implementation and its batches) in a process of its own.
-
-    Returns:
-        for each walk its steps; None from the first on that does not fit the memory
-    """
-    steps = {name: [] for name in walks}
+@contextmanager
+def processes(args: Namespace, first: Shape) -> Iterator[dict[str, ProcessPoolExecutor]]:
+    """Starts a process for each implementation, and takes a first step with it."""
     with ExitStack() as stack:
         pools, context = {}, multiprocessing.get_context("spawn")
-        for name, (implementation, shapes) in walks.items():
-            options = implementation, args.hparams, args.epoch, args.nvidia
-            pool = ProcessPoolExecutor(1, context, _start, options)
-            pools[name] = stack.enter_context(pool)
-            take_step(pool, shapes[0])  # warms up
-        for i in range(max(len(shapes) for _, shapes in walks.values())):
-            for name, (_, shapes) in walks.items():
-                if i < len(shapes):
-                    steps[name].append(take_step(pools[name], shapes[i]))
-    return steps
+        for name in args.implementations:
+            options = name, args.hparams, args.epoch, args.nvidia
+            pools[name] = stack.enter_context(ProcessPoolExecutor(1, context, _start, options))
+            take_step(pools[name], first)
+        yield pools
 
 
 def take_step(pool: ProcessPoolExecutor, shape: Shape) -> Step | None:
+    """Takes a step. Returns None from the first on that does not fit the memory."""
     try:
         return pool.submit(_step, shape).result()
     except BrokenProcessPool:
         return None
-
-
-def print_rows(rows: dict[str, np.ndarray | None]) -> None:
-    """Prints a row of the table for each label's :data:`Step`; None did not fit the memory. Ratios
-    compare with the first that did."""
-    base = None
-    for label, values in rows.items():
-        if values is None:
-            print(f"| {label} | out of memory |")
-            continue
-        forward, backward, both, peak = values
-        base = base or (both, peak)
-        times = f"{forward:.3f} | {backward:.3f} | {both:.3f} | {base[0] / both:.2f}x"
-        memory = f"{peak / base[1]:.2f}x" if base[1] else ""
-        print(f"| {label} | {times} | {peak:.2f} GiB | {memory} |")
 
 
 # Benchmarks
@@ -212,54 +200,77 @@ def bench_shapes(args: Namespace) -> None:
     """Times batches of B clips of T frames. The smallest come first, so that the peak of a
     process's steps so far is that of its last."""
     sizes = sorted(product(args.batch_sizes, args.frames), key=lambda size: size[0] * size[1])
-    n = args.rounds + 1  # one warms up
-    shapes = [([max(T // 4, 1)] * B, [T] * B) for B, T in sizes for _ in range(n)]
-    steps = take_steps({name: (name, shapes) for name in args.implementations}, args)
-    print(HEADER)
-    for i, (B, T) in enumerate(sizes):
-        rows = {}
-        for name in args.implementations:
-            taken = steps[name][i * n + 1 : (i + 1) * n]
-            fits = None not in taken
-            rows[f"{B} x {T} | {name}"] = np.median(taken, axis=0) if fits else None
-        print_rows(rows)
+    shapes = [([max(T // 4, 1)] * B, [T] * B) for B, T in sizes]
+    print(SHAPES_HEADER)
+    with processes(args, shapes[0]) as pools:
+        for (B, T), shape in zip(sizes, shapes, strict=True):
+            steps = {name: [] for name in pools}
+            for _ in range(args.rounds + 1):  # one warms up
+                for name, pool in pools.items():
+                    steps[name].append(take_step(pool, shape))
+            base = None
+            for name, taken in steps.items():
+                if None in taken:
+                    print(f"| {B} x {T} | {name} | out of memory |")
+                    continue
+                forward, backward, both, _, peak = np.median(taken[1:], axis=0)
+                base = base or (both, peak)
+                times = f"{forward:.3f} | {backward:.3f} | {both:.3f} | {base[0] / both:.2f}x"
+                memory = f"{peak / base[1]:.2f}x" if base[1] else ""
+                print(f"| {B} x {T} | {name} | {times} | {peak:.2f} GiB | {memory} |")
 
 
 def epoch_shapes(
-    characters: np.ndarray, frames: np.ndarray, batching: str, n_batches: int | None
+    characters: np.ndarray, frames: np.ndarray, batching: str, epoch: int, n_batches: int | None
 ) -> tuple[list[Shape], float]:
-    """Returns the first epoch's batches of clips of these lengths, or ``n_batches`` of all sizes,
+    """Returns the batches of an epoch of clips of these lengths, or ``n_batches`` of all sizes,
     and their share of its padded frames."""
     strategy, *options = batching.split("-")
-    plan = plan_batches(frames, strategy, HParams.batch_size, "DBS" in options, "BR" in options)
+    operations = {"dynamic_batch_size": "DBS" in options, "batch_randomization": "BR" in options}
+    plan = plan_batches(frames, strategy, HParams.batch_size, **operations, epoch=epoch)
     shapes = [(characters[batch].tolist(), frames[batch].tolist()) for batch in plan]
     padded = np.array([len(frames) * max(frames) for _, frames in shapes])
     # Spread evenly from the smallest batch to the largest; walked in the epoch's order.
     n = min(n_batches or len(plan), len(plan))
     ranks = ((np.arange(n) + 0.5) * len(plan) / n).astype(int)
     timed = np.sort(np.argsort(padded, kind="stable")[ranks])
-    print(f"{batching}: {len(plan):,} batches, of which {n:,} are timed")
     return [shapes[i] for i in timed], padded[timed].sum() / padded.sum()
 
 
 def bench_epoch(args: Namespace) -> None:
-    """Times the first epoch on LJSpeech's lengths, by each batching."""
+    """Times epochs on LJSpeech's lengths, by each batching: all batches, or some of all sizes,
+    whose time is extrapolated by padded frames."""
     frames = ljspeech_lengths(HParams.hop_length)
     characters = read_lengths(LJSPEECH_LENGTHS, "characters")
     clips = np.random.default_rng(0).permutation(len(frames))[:N_CLIPS]
-    walks, shares, rows = {}, {}, {}
-    for batching in args.batchings:
-        shapes, share = epoch_shapes(characters[clips], frames[clips], batching, args.batches)
-        for name in args.implementations:
-            label = f"{batching} | {name}"
-            walks[label], shares[label] = (name, shapes), share
-    for label, taken in take_steps(walks, args).items():
-        rows[label] = None
-        if None not in taken:
-            seconds = np.sum(taken, axis=0)[:3] / shares[label]
-            rows[label] = np.append(seconds, taken[-1][3])
-    print(HEADER)
-    print_rows(rows)
+    frames, characters = frames[clips], characters[clips]
+    labels = [*product(args.batchings, args.implementations)]
+    minutes = {label: [] for label in labels}  # by round: of the wall clock, of the processor
+    with processes(args, ([99] * 16, [400] * 16)) as pools:
+        for i in range(args.rounds):
+            turns = deque(labels)
+            turns.rotate(-i)
+            epochs = {b: epoch_shapes(characters, frames, b, i, args.batches) for b, _ in labels}
+            steps = {label: [] for label in labels}
+            for j in range(max(len(shapes) for shapes, _ in epochs.values())):
+                for batching, name in turns:
+                    shapes = epochs[batching][0]
+                    if j < len(shapes):
+                        steps[batching, name].append(take_step(pools[name], shapes[j]))
+            for label, taken in steps.items():
+                failed = None in taken
+                total = [np.nan] * 2 if failed else np.sum(taken, axis=0)[2:4]
+                minutes[label].append(np.array(total) / epochs[label[0]][1] / 60)
+            print(f"round {i + 1} of {args.rounds} is done", file=sys.stderr, flush=True)
+    print(EPOCH_HEADER)
+    for (batching, name), times in minutes.items():
+        first = np.array(minutes[args.batchings[0], name])
+        mean, base = np.mean(times, axis=0), np.mean(minutes[labels[0]], axis=0)
+        saved = 100 * (1 - np.array(times) / first)
+        error = saved.std(0, ddof=1) / len(times) ** 0.5 if len(times) > 1 else [np.nan] * 2
+        wall, processor = (f"{s:.2f} ± {e:.2f}" for s, e in zip(saved.mean(0), error, strict=True))
+        row = f"{mean[0]:.2f} | {base[0] / mean[0]:.2f}x | {wall} | {mean[1]:.2f} | {processor}"
+        print(f"| {batching} | {name} | {row} |")
 
 
 def main() -> None:
@@ -272,13 +283,15 @@ def main() -> None:
     add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
     add("--implementations", nargs="+", choices=choices, metavar="NAME", help="default: all")
     add("--nvidia", default="", metavar="DIR", help="a clone of github.com/NVIDIA/tacotron2")
-    add("--rounds", type=positive, default=20 if cuda else 3, help="timed steps (%(default)s)")
+    add("--rounds", type=positive, default=20 if cuda else 3, help="timed steps, or epochs (%(default)s)")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the model")
     add("--epoch", action="store_true", help="time an epoch of LJSpeech")
-    batchings = {"choices": BATCHINGS, "default": ["RAND", "SSB-DBS-BR"], "metavar": "NAME"}
-    add("--batchings", nargs="+", **batchings, help="of --epoch: some of " + ", ".join(BATCHINGS))
+    batchings = {"choices": [*BATCHINGS, "all"], "default": ["RAND", "SSB-DBS-BR"]}
+    batchings |= {"help": f"of --epoch: all, or some of {', '.join(BATCHINGS)}"}
+    add("--batchings", nargs="+", metavar="NAME", **batchings)
     add("--batches", type=positive, metavar="N", help="of --epoch: time only N, of all sizes")
     args = parser.parse_args()
+    args.batchings = BATCHINGS if "all" in args.batchings else [*dict.fromkeys(args.batchings)]
     args.implementations = args.implementations or names[not args.nvidia :]
     if args.nvidia and not Path(args.nvidia, "model.py").is_file():
         raise UserError(f"--nvidia {args.nvidia}: has no model.py; clone NVIDIA/tacotron2 there")

@@ -37,9 +37,8 @@ STEPS = (
     f"{STEP} --rounds 4 --frames 800 --batch_sizes 16 32 {ALL}",
 )
 EPOCHS = (
-    f"{STEP} --epoch --batches 12 --implementations reference triton",
-    f"{STEP} --epoch --batches 12 --implementations triton "
-    "--batchings RAND SB SSB BKT ATS SB-DBS SSB-DBS SSB-DBS-BR",
+    f"{STEP} --epoch --rounds 3 --batches 4 --implementations reference triton",
+    f"{STEP} --epoch --rounds 3 --batches 4 --implementations triton --batchings all",
 )
 TESTS = "tests/test_decoder_triton.py tests/test_decoder_scan.py tests/test_model.py"
 SMALL = (
@@ -104,7 +103,7 @@ def main() -> None:
     steps, epochs, tests = STEPS, EPOCHS, TESTS
     if args.smoke:
         steps = (f"{SMOKE} --rounds 1 --batch_sizes 2 --frames 8",)
-        epochs, tests = (f"{SMOKE} --epoch --batches 1",), "tests/test_decoder_scan.py"
+        epochs, tests = (f"{SMOKE} --epoch --rounds 1 --batches 1",), "tests/test_decoder_scan.py"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report, failed = [f"# {device_name(device)}, PyTorch {torch.__version__}\n"], []
     with tempfile.TemporaryDirectory() as name:

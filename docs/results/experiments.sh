@@ -2,6 +2,7 @@
 # Trains what docs/results.md compares, with one thread; call it again to continue.
 #
 #     bash docs/results/experiments.sh voice       # the ten experiments on a human voice
+#     bash docs/results/experiments.sh times       # an epoch of each, five times
 #     bash docs/results/experiments.sh gradient    # with NVIDIA's gradient
 #     bash docs/results/experiments.sh rates       # learning rates, and smaller batches with DBS
 #     bash docs/results/experiments.sh lrf         # SSB's local randomisation factor
@@ -29,17 +30,32 @@ continue_from() {
     done
 }
 
-voice() {
-    ten="RAND SB-BR SSB-BR BKT-BR ATS-BR SB SSB SB-DBS SSB-DBS SSB-DBS-BR"
+ten="RAND SB-BR SSB-BR BKT-BR ATS-BR SB SSB SB-DBS SSB-DBS SSB-DBS-BR"
+
+voice_start() {  # SEED: trains the start of the human voice
     model="hop_length=551,symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=160,attention_dim=64,decoder_rnn_dim=160,postnet_embedding_dim=128,p_encoder_dropout=0.3,p_postnet_dropout=0.3"
     settings="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,$every"
+    bash scripts/run_all.sh --output runs/voice/start --only RAND --epochs 10 --seeds "$1" \
+        --hparams "$settings,learning_rate=2e-3"
+}
+
+voice() {
     for seed in 0 1000 2000; do
-        bash scripts/run_all.sh --output runs/voice/start --only RAND --epochs 10 --seeds $seed \
-            --hparams "$settings,learning_rate=2e-3"
+        voice_start $seed
         continue_from voice runs/voice/start/RAND "$ten" 10 $seed 1
     done
     bash scripts/run_all.sh --output runs/voice/scratch --epochs 20 \
         --hparams "$settings,learning_rate=1e-3,precise_batch_norm=50"
+}
+
+times() {  # an epoch of each, in an order that rotates from round to round
+    voice_start 0
+    for round in 0 1 2 3 4; do
+        for experiment in $(echo $ten $ten | cut -d ' ' -f $((round + 1))-$((round + 10))); do
+            bash scripts/run_all.sh --start runs/voice/start/RAND --output runs/times/round$round \
+                --only "$experiment" --epochs 11 --seeds 0 --hparams epochs_per_validation=1000
+        done
+    done
 }
 
 synthetic() {  # SEED: trains the start of the series below
