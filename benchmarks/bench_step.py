@@ -283,7 +283,8 @@ def main() -> None:
     add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
     add("--implementations", nargs="+", choices=choices, metavar="NAME", help="default: all")
     add("--nvidia", default="", metavar="DIR", help="a clone of github.com/NVIDIA/tacotron2")
-    add("--rounds", type=positive, default=20 if cuda else 3, help="timed steps, or epochs (%(default)s)")
+    rounds = {"default": 20 if cuda else 3, "help": "timed steps, or epochs (%(default)s)"}
+    add("--rounds", type=positive, **rounds)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the model")
     add("--epoch", action="store_true", help="time an epoch of LJSpeech")
     batchings = {"choices": [*BATCHINGS, "all"], "default": ["RAND", "SSB-DBS-BR"]}

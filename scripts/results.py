@@ -374,10 +374,10 @@ def draw_figure4(runs: Sequence[Run], path: Path) -> None:
 def main() -> None:
     parser = ArgumentParser(
         description="Compare runs of train.py. Padding (ZPR), average batch length in frames "
-        "(ABL), batches, and decoder steps (the sum of the batches' lengths, which the paper's GPU "
-        "times follow) are means over the epochs; seconds per epoch are the median; time is its "
-        "change from the first row. The losses (masked: over real frames only) and the alignment "
-        "score (1: on the diagonal) are the last validation's."
+        "(ABL), batches, and decoder steps (the sum of the batches' lengths) are means over the "
+        "epochs; seconds per epoch are the median; time is its change from the first row. The "
+        "losses (masked: over real frames only) and the alignment score (1: on the diagonal) are "
+        "the last validation's."
     )
     parser.add_argument("runs", nargs="+", type=Path, help="folders of train.py or run_all.sh")
     parser.add_argument(

@@ -203,7 +203,7 @@ def comparisons():
 
 
 def test_a_comparison_is_that_of_a_randomised_block_design(comparisons):
-    logs = comparisons.final_logs("annealed", "loss")
+    logs = comparisons.final_logs("shortest_first/annealed", "loss")
     table = logs.to_numpy()  # seeds x experiments, complete
     residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
     df = (len(table) - 1) * (table.shape[1] - 1)
@@ -213,6 +213,26 @@ def test_a_comparison_is_that_of_a_randomised_block_design(comparisons):
     half = stats.t(df).ppf(0.975) * sd * math.sqrt(2 / len(table))
     expected = 100 * np.expm1([difference, difference - half, difference + half])
     assert comparisons.change(logs.RAND, logs["SSB-DBS-BR"], sd, df) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("says", "paper", "low", "high", "word"),
+    [
+        ("paper's", -5.0, -9.0, -1.0, "reproduced"),
+        ("paper's", 5.0, 1.0, 3.0, "reproduced"),
+        ("paper's", -5.0, -9.0, 1.0, "undecided"),  # neither none nor the paper's is ruled out
+        ("paper's", -5.0, -1.0, 1.0, "not reproduced"),
+        ("paper's", 5.0, -6.0, -4.0, "not reproduced"),
+        ("lower", NAN, -2.0, -1.0, "reproduced"),
+        ("lower", NAN, -2.0, 1.0, "undecided"),
+        ("lower", NAN, 1.0, 2.0, "not reproduced"),
+        ("similar", 0.3, -1.9, 1.9, "reproduced"),
+        ("similar", 0.3, -1.9, 2.1, "undecided"),
+        ("similar", 0.3, 2.1, 3.0, "not reproduced"),
+    ],
+)
+def test_a_verdict_follows_the_interval(comparisons, says, paper, low, high, word):
+    assert comparisons.verdict(says, paper, low, high).startswith(word)
 
 
 def test_every_interval_of_the_report_is_printed(comparisons, capsys):
@@ -227,7 +247,7 @@ def test_every_interval_of_the_report_is_printed(comparisons, capsys):
 def test_the_plans_of_ljspeech_are_those_of_the_report(batching):
     report = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     row = re.search(rf"^\| {batching} \|.*±.*", report, re.M)[0]
-    n_batches, zpr, _, abl, *_ = re.findall(r"([\d.,]+) ± ([\d.]+)", row)
+    n_batches, zpr, abl, _ = re.findall(r"([\d.,]+) ± ([\d.,]+)", row)
     frames = np.loadtxt(ROOT / "filelists/ljspeech_lengths.csv", int, delimiter=",", skiprows=1)
     lengths = (2 * frames[:, 0] - 1) * 256 // (2 * 276) + 1  # at a hop of 276 samples
     clips = np.random.default_rng(0).choice(lengths, 10_480, replace=False)

@@ -1,102 +1,123 @@
-"""Prints the comparisons that docs/results.md gives, from the records beside this file.
+"""Prints the tables of docs/results.md from the records beside this file, and draws figure4.png.
 
     python docs/results/comparisons.py
 
-Each CSV is a series of runs, with a row for each validation. ``epoch`` and ``step`` count what the
-run had done by then, its start included; ``minutes``, ``n_batches``, ``total_length`` (decoder
-steps), ``zpr`` and ``abl`` are of one epoch, averaged since the validation before.
-``precise_loss`` is validated with batch norm's statistics re-estimated. SB and SSB sorted the
-shortest clips first, as the column ``longest_first`` says; only longest_first.csv has the others.
+Losses are compared by their logarithms, seed by seed. All runs of a seed share their start, so
+the logarithm of a loss is an effect of the experiment, plus one of the seed, plus a residual: a
+randomised block design. Intervals of 95 % hold for other seeds of the same corpus, split and model.
 """
 
+import sys
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.stats import t
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.results import PAPER, Comparison, markdown, paper_tables, staged
+
+FOLDER = Path(__file__).resolve().parent
+START = 10  # epochs of RAND before the ten experiments on the voice
 LOSSES = {"as validated": "loss", "re-estimated": "precise_loss"}
-PAPER = {  # VLavg in the paper's Table 2
-    "RAND": 0.325, "SB-BR": 0.329, "SSB-BR": 0.332, "BKT-BR": 0.331, "ATS-BR": 0.331,
-    "SB": 0.388, "SSB": 0.378, "SB-DBS": 0.347, "SSB-DBS": 0.330, "SSB-DBS-BR": 0.322,
-}  # fmt: skip
-CONCLUSIONS = (  # the paper's, in order: series, comparisons, how many intervals hold jointly
-    ("annealed", "BKT-BR → SSB-BR, ATS-BR → SSB-BR", 2),
-    ("annealed", "RAND → SSB-BR, RAND → BKT-BR, RAND → ATS-BR", 6),
-    ("common", "RAND in SSB-BR's time → SSB-BR, RAND in BKT-BR's time → BKT-BR", 6),
-    ("common", "RAND in ATS-BR's time → ATS-BR", 6),
-    ("annealed", "RAND → SSB-DBS-BR", 1),
-    ("annealed", "SB → SSB", 3),
-    ("annealed", "SB → SB-BR, SSB → SSB-BR, SSB-DBS → SSB-DBS-BR", 8),
-    ("annealed", "SB → SB-DBS, SSB → SSB-DBS, SSB-BR → SSB-DBS-BR", 8),
+SIMILAR = 2.0  # percent
+
+
+class Claim(NamedTuple):
+    """A conclusion of the paper: comparisons that should all turn out as the paper says."""
+
+    text: str
+    comparisons: str
+    says: str  # "paper's": as in its Table 2, by VL3; "similar"; or "lower"
+
+
+IN_TIME = "RAND in SSB-BR's time → SSB-BR, RAND in BKT-BR's time → BKT-BR"
+IN_TIME += ", RAND in ATS-BR's time → ATS-BR"
+CLAIMS = (
+    Claim(
+        "1. SSB-BR does as well as BKT-BR and ATS-BR", "BKT-BR → SSB-BR, ATS-BR → SSB-BR", "similar"
+    ),
+    Claim(
+        "2. SSB-BR, BKT-BR and ATS-BR are behind RAND after the same epochs",
+        "RAND → SSB-BR, RAND → BKT-BR, RAND → ATS-BR",
+        "paper's",
+    ),
+    Claim("2. but can be ahead of it after the same time", IN_TIME, "lower"),
+    Claim("3. SSB-DBS-BR is ahead of RAND after the same epochs", "RAND → SSB-DBS-BR", "paper's"),
+    Claim("4. SSB is better than SB, without DBS and BR", "SB → SSB", "paper's"),
+    Claim(
+        "5. BR lowers the loss",
+        "SB → SB-BR, SSB → SSB-BR, SSB-DBS → SSB-DBS-BR",
+        "paper's",
+    ),
+    Claim("5. DBS lowers the loss", "SB → SB-DBS, SSB → SSB-DBS, SSB-BR → SSB-DBS-BR", "paper's"),
 )
-OTHERS = (  # each with its own interval
-    ("common", "SB → SB-BR, SB-BR → SSB-BR", 1),
-    ("annealed", "SB → SB-BR, SB-BR → SSB-BR", 1),
-    ("equal_updates", "RAND → SSB-DBS-BR", 1),  # which has a third more epochs
-    ("scratch", "RAND in SSB-DBS-BR's updates → SSB-DBS-BR", 1),
-    ("longest_first", "RAND → SB, RAND → SSB, RAND → SB-DBS, RAND → SSB-DBS", 1),
-)
-SERIES = {  # the columns of the second table
-    "first part": "common",
-    "second part": "annealed",
-    "start by SSB-BR": "ssb_annealed",
-    "from scratch": "scratch",
-    "longer clips": "long",
+SERIES = {  # title: records and part, the last two validations of which are compared
+    "voice": "voice/annealed",
+    "voice, halfway": "voice/common",
+    "voice, from scratch": "voice/scratch",
+    "longest first": "longest_first/annealed",
+    "halfway": "longest_first/common",
+    "shortest first": "shortest_first/annealed",
+    "its halfway": "shortest_first/common",
+    "start by SSB-BR": "shortest_first/ssb_start",
+    "its scratch": "shortest_first/scratch",
+    "longer clips": "shortest_first/long",
 }
 
 
+# Records
+
+
 def read(series: str) -> pd.DataFrame:
-    """Reads the records of a series. Those of equal_updates compare with the second part."""
-    records = pd.read_csv(Path(__file__).with_name(f"{series}.csv"))
-    if series == "equal_updates":
-        renamed = {"experiment": {"SSB-DBS-BR": "SSB-DBS-BR, equal epochs"}}
-        records = pd.concat([records, read("annealed").replace(renamed)])
-    if series == "longest_first":
-        records = records[records.part == "common"].rename(columns={"epochs": "epoch"})
-    return records
-
-
-def mean_and_error(records: pd.DataFrame, quantity: str, *by: str) -> pd.DataFrame:
-    """Returns mean and standard error over seeds of a quantity of an epoch (of minutes, the
-    median)."""
-    average = "median" if quantity == "minutes" else "mean"
-    runs = records.groupby([*by, "seed"])[quantity].agg(average)
-    return runs.groupby(list(by)).agg(["mean", "sem"])
+    """Reads the records of a series, "FILE" or "FILE/PART"; none if there is no such file."""
+    name, _, part = series.partition("/")
+    file = FOLDER / f"{name}.csv"
+    if not file.exists():
+        return pd.DataFrame(columns=["part", "experiment", "seed", "epoch", *LOSSES.values()])
+    records = pd.read_csv(file)
+    if part == "equal_updates":  # of SSB-DBS-BR alone, with a third more epochs
+        others = records[(records.part == "annealed") & (records.experiment != "SSB-DBS-BR")]
+        records = pd.concat([records, others.assign(part=part)])
+    return records[records.part == part] if part else records
 
 
 def final_logs(series: str, loss: str) -> pd.DataFrame:
     """Returns the logarithm of each run's final loss: a row for each seed, a column for each
-    experiment. It is the mean over the last four validations (VLavg); from scratch, over the last
-    two (VL3)."""
-    last = read(series).groupby(["seed", "experiment"]).tail(2 if series == "scratch" else 4)
+    experiment. It is the paper's VL3: the mean of the last two validations."""
+    last = read(series).groupby(["seed", "experiment"]).tail(2)
     return np.log(last.pivot_table(loss, "seed", "experiment"))
 
 
-def random_within(series: str, loss: str, experiment: str, resource: str) -> pd.Series:
-    """RAND's final log loss of each seed after as much "time", or as many "updates", as another
-    experiment takes for all its epochs, interpolated between validations."""
+def random_within(series: str, loss: str, experiment: str) -> pd.Series:
+    """Returns RAND's log loss of each seed after the time that another experiment takes for all
+    its epochs, interpolated between validations."""
     records = read(series)
-    if resource == "time":
-        taken = mean_and_error(read("timing"), "minutes", "experiment")["mean"]
-    else:
-        taken = mean_and_error(records, "n_batches", "experiment")["mean"]
-    share = min(taken[experiment] / taken["RAND"], 1)
+    share = 1 - saved_time("processor_minutes")[experiment].mean() / 100
     random = records[records.experiment == "RAND"].pivot(index="epoch", columns="seed", values=loss)
     epochs = random.index.to_numpy()
     start = 2 * epochs[0] - epochs[1]  # the validations are equally far apart
     points = start + share * (epochs - start)
     within = random.apply(lambda losses: np.interp(points, epochs, losses))
-    return np.log(within.tail(2 if series == "scratch" else 4).mean())
+    return np.log(within.tail(2).mean())
+
+
+def saved_time(quantity: str) -> pd.DataFrame:
+    """Returns how much less than RAND's the minutes of an epoch on the voice are, in percent: a
+    row for each round, a column for each experiment."""
+    minutes = read("times").pivot(index="part", columns="experiment", values=quantity)
+    return 100 * (1 - minutes.div(minutes.RAND, axis=0))
+
+
+# Statistics
 
 
 def residual(logs: pd.DataFrame) -> tuple[float, int]:
     """Returns the standard deviation that experiment and seed do not explain, and its degrees of
-    freedom.
-
-    Runs of one seed share their start. So the logarithm of a loss is an effect of the experiment,
-    plus an effect of the seed, plus a residual: a randomised block design.
-    """
+    freedom."""
     runs = logs.unstack().dropna()
     design = pd.get_dummies(runs.index.to_frame().astype(str)).to_numpy(float)
     fit, _, rank, _ = np.linalg.lstsq(design, runs, rcond=None)
@@ -117,118 +138,174 @@ def change(
     return [100 * np.expm1(differences.mean() + x) for x in (0, -half, half)]
 
 
-def shown(change: float, low: float, high: float) -> str:
+def compared(series: str, loss: str, comparison: str, n_joint: int = 1) -> list[float]:
+    """Returns the change and its interval of "BEFORE → AFTER"; nan where a run is missing. BEFORE
+    may be "RAND in AFTER's time", which is read off the curves halfway, with one learning rate."""
+    before, after = comparison.split(" → ")
+    in_time = "time" in before
+    if in_time:
+        series = series.replace("annealed", "common")
+    logs = final_logs(series, loss)
+    known = "RAND" in logs and "voice" in series and (FOLDER / "times.csv").exists()
+    if after not in logs or not (known if in_time else before in logs):
+        return [np.nan] * 3
+    first = random_within(series, loss, after) if in_time else logs[before]
+    return change(first, logs[after], *residual(logs), n_joint)
+
+
+def paper_change(comparison: str) -> float:
+    before, after = comparison.split(" → ")
+    known = before in PAPER.index
+    return 100 * (PAPER.VL3[after] / PAPER.VL3[before] - 1) if known else np.nan
+
+
+def verdict(says: str, paper: float, low: float, high: float) -> str:
+    """Judges one comparison by its interval."""
+    if np.isnan(low):
+        return "under way"
+    if says == "similar":
+        holds = low > -SIMILAR and high < SIMILAR
+        fails = low > SIMILAR or high < -SIMILAR
+    else:
+        sign = -1 if says == "lower" else np.sign(paper)
+        low, high = sorted((sign * low, sign * high))
+        holds = low > 0
+        # A change as large as the paper's is ruled out, and none at all is not.
+        fails = not holds and high < (0 if says == "lower" else abs(paper))
+    return "reproduced" if holds else "not reproduced at this scale" if fails else "undecided"
+
+
+# Tables
+
+
+def shown(change: float, low: float = np.nan, high: float = np.nan) -> str:
+    if np.isnan(change):
+        return ""
     return f"{change:+.1f}" + ("" if np.isnan(low) else f" ({low:+.1f} to {high:+.1f})")
 
 
-def paper_change(before: str, after: str) -> str:
-    return f"{100 * (PAPER[after] / PAPER[before] - 1):+.1f}" if before in PAPER else "–"
-
-
 def print_table(title: str, rows: list[dict[str, object]]) -> None:
-    """Prints rows as Markdown."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
-    print(f"\n**{title}**\n", *(f"| {' | '.join(map(str, line))} |" for line in lines), sep="\n")
+    lines = [list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)]
+    print(f"\n**{title}**\n\n{markdown(lines)}")
 
 
-def comparisons(choice: tuple[tuple[str, str, int], ...]) -> list[dict[str, str]]:
-    """Returns a row for each comparison, as validated and re-estimated."""
+def claims() -> list[dict[str, str]]:
+    """Returns a row for each comparison. The verdicts are on the voice, as validated; intervals
+    hold jointly for all comparisons of a conclusion."""
     rows = []
-    for series, pairs, n_joint in choice:
-        for pair in pairs.split(", "):
-            before, after = pair.split(" → ")
-            row = {"series": series, "from → to": pair, "paper %": paper_change(before, after)}
-            for title, loss in LOSSES.items():
-                logs = final_logs(series, loss)
-                first = logs.get(before)
-                if first is None:  # such as "RAND in SSB-BR's time"
-                    first = random_within(series, loss, after, before.split()[-1])
-                row[title] = shown(*change(first, logs[after], *residual(logs), n_joint))
-            rows.append(row)
+    for claim in CLAIMS:
+        pairs = claim.comparisons.split(", ")
+        for i, pair in enumerate(pairs):
+            paper, n = paper_change(pair), len(pairs)
+            voice, again = (compared("voice/annealed", x, pair, n) for x in LOSSES.values())
+            # Of BKT and ATS, synthetic speech has only the older records.
+            synthetic = compared("longest_first/annealed", "loss", pair, n)
+            if "BKT" in pair or "ATS" in pair:
+                synthetic = compared("shortest_first/annealed", "loss", pair, n)
+            row = {"the paper concludes": claim.text * (i == 0), "from → to": pair}
+            row |= {"paper": shown(paper), "voice": shown(*voice), "re-estimated": shown(*again)}
+            row |= {"synthetic speech": shown(*synthetic)}
+            rows.append(row | {"verdict": verdict(claim.says, paper, *voice[1:])})
     return rows
 
 
-def from_random() -> list[dict[str, str]]:
-    """Returns the change from RAND to each experiment, re-estimated, in every series."""
-    logs = {title: final_logs(series, "precise_loss") for title, series in SERIES.items()}
+def from_random(loss: str) -> list[dict[str, str]]:
+    """Returns the change from RAND to each experiment in every series, each with its own interval
+    where there are seeds enough."""
     rows = []
-    for name in list(PAPER)[1:]:
-        row = {"RAND → …, %": name, "paper": paper_change("RAND", name)}
-        for title, table in logs.items():
-            known = name in table
-            row[title] = shown(*change(table.RAND, table[name], *residual(table))) if known else ""
-        rows.append(row)
+    for name in PAPER.index[1:]:
+        pair = f"RAND → {name}"
+        row = {"RAND → …, %": name, "paper": shown(paper_change(pair))}
+        rows.append(row | {k: shown(*compared(v, loss, pair)) for k, v in SERIES.items()})
     return rows
 
 
-def time_saved() -> list[dict[str, str]]:
-    """Returns the paper's Table 3: time from the series timing, steps and frames from the first
-    part."""
-    rows = []
-    for name in list(PAPER)[1:]:
-        minutes = mean_and_error(read("timing"), "minutes", "experiment").loc[["RAND", name]]
-        saved, error = -minutes["mean"].diff().iloc[1], np.hypot(*minutes["sem"])
-        row = {"From RAND to": name, "saved, min/epoch": f"{saved:.3f} ± {error:.3f}"}
-        for title, series, quantity in (
-            ("saved %", "timing", "minutes"),
-            ("fewer decoder steps %", "common", "total_length"),
-            ("fewer padded frames %", "common", "abl"),
-        ):
-            pair = mean_and_error(read(series), quantity, "experiment").loc[["RAND", name]]
-            ratio = 100 * pair["mean"].iloc[1] / pair["mean"].iloc[0]
-            error = ratio * np.hypot(*(pair["sem"] / pair["mean"]))
-            row[title] = f"{100 - ratio:.2f} ± {error:.2f}"
-        rows.append(row)
-    return rows
+def voice_tables() -> dict[str, str]:
+    """Returns the paper's Tables 2 and 4 from both parts of the training on the voice."""
+    records = read("voice")
+    records = records[records.part.isin(["common", "annealed"]) & (records.part != "start")]
+    rows, end = [], 3 * START
+    for (name, seed), run in records.groupby(["experiment", "seed"]):
+        if run.epoch.max() == end:
+            losses = dict(zip(run.epoch, run.loss, strict=True))
+            values = staged(losses, sorted(losses), START)
+            rows.append({"experiment": name, "seed": seed, "zpr": 100 * run.zpr.mean()})
+            rows[-1] |= {"abl": run.abl.mean(), "total_length": run.total_length.mean(), **values}
+    if not rows:
+        return {}
+    runs = pd.DataFrame(rows).drop(columns="seed").groupby("experiment")
+    order = [name for name in PAPER.index if name in runs.groups]
+    mean, error, seeds = (table.loc[order] for table in (runs.mean(), runs.sem(), runs.size()))
+    times = read("times").groupby("experiment").processor_minutes
+    mean["minutes"], error["minutes"] = times.mean(), times.sem()
+    labels = pd.DataFrame({"batching": order, "seeds": seeds.to_numpy(), "epochs": ""})
+    tables = Comparison(labels, mean.reset_index(), error.reset_index(), [])
+    return paper_tables(tables)
 
 
-def sweep() -> list[dict[str, object]]:
+def sweep() -> list[dict[str, str]]:
     """Returns masked losses of each batch size after the most epochs, steps and minutes that every
-    run has taken, interpolated between validations."""
+    run has taken, interpolated between validations: means over seeds."""
     records, by = read("sweep"), ["experiment", "batch_size"]
-    runs = records.groupby(by)
-    taken = pd.DataFrame({"epochs": records.epoch - records.epoch.min() + 1.0})
-    taken["steps"] = taken.epochs * runs.n_batches.transform("mean")
-    medians = mean_and_error(records, "minutes", *by)["mean"].rename("median").reset_index()
-    taken["minutes"] = taken.epochs * records.merge(medians, how="left", on=by)["median"]
-    ends = taken.groupby([records[name] for name in by]).max().min()
+    records["epochs"] = records.epoch - records.epoch.min() + 1.0
+    for unit, column in (("steps", "n_batches"), ("minutes", "minutes")):
+        records[unit] = records.epochs * records.groupby(by)[column].transform("median")
+    units = ["epochs", "steps", "minutes"]
+    ends = records.groupby(by)[units].max().min()
     rows = []
-    for key, group in runs:
-        batches, zpr = (mean_and_error(group, name, *by).iloc[0] for name in ("n_batches", "zpr"))
-        row = dict(zip(("Batching", "batch_size"), key, strict=True))
-        row["batches"] = "{:.1f} ± {:.1f}".format(*batches)
-        row["steps"] = f"{taken.steps[group.index].max():,.0f}"
-        row["ZPR %"] = "{:.2f} ± {:.2f}".format(*100 * zpr)
-        for unit, digits in (("epochs", 0), ("steps", 0), ("minutes", 2)):
-            losses = pd.Series([
-                np.interp(ends[unit], taken[unit][run.index], run.masked_loss)
+    for key, group in records.groupby(by):
+        row = dict(zip(("batching", "batch_size"), key, strict=True))
+        for unit in units:
+            losses = pd.Series(
+                np.interp(ends[unit], run[unit], run.masked_loss)
                 for _, run in group.groupby("seed")
-            ])  # fmt: skip
-            title = f"loss after {ends[unit]:.{digits}f} {unit}"
+            )
+            title = f"loss after {ends[unit]:.{2 if unit == 'minutes' else 0}f} {unit}"
             row[title] = f"{losses.mean():.3f} ± {losses.sem():.3f}"
         rows.append(row)
     return rows
 
 
+def table3() -> list[dict[str, str]]:
+    """Returns the paper's Table 3 on the voice: means over rounds, and their standard errors."""
+    saved = {"wall clock": saved_time("minutes"), "processor": saved_time("processor_minutes")}
+    means = read("times").groupby("experiment")[["total_length", "zpr"]].mean()
+    steps, frames = means.total_length, 1 / (1 - means.zpr)  # padded frames over true ones
+    rows = []
+    for name in PAPER.index[1:]:
+        paper = 1 - PAPER.minutes[name] / PAPER.minutes["RAND"]
+        row = {"From RAND to": name, "paper %": f"{100 * paper:.1f}"}
+        for clock, rounds in saved.items():
+            row[f"{clock} %"] = f"{rounds[name].mean():.1f} ± {rounds[name].sem():.1f}"
+        row["fewer decoder steps %"] = f"{100 * (1 - steps[name] / steps['RAND']):.1f}"
+        row["fewer padded frames %"] = f"{100 * (1 - frames[name] / frames['RAND']):.1f}"
+        rows.append(row)
+    return rows
+
+
 def main() -> None:
-    title = "The paper's conclusions: change of the loss in %, 95 % intervals jointly of each"
-    print_table(title, comparisons(CONCLUSIONS))
-    print_table("Other comparisons, each with its own 95 % interval", comparisons(OTHERS))
-    print_table("After the same epochs, re-estimated, each with its own interval", from_random())
-    print_table("Table 3: training time reduction", time_saved())
-    print_table("Sweep of batch_size: losses after the same epochs, steps and time", sweep())
+    for name, text in voice_tables().items():
+        print(f"\n**{name}**\n\n{text}")
+    if not read("times").empty:
+        print_table("Table 3: training time reduction", table3())
+    print_table("The five conclusions: change of VL3 in %, intervals jointly of each", claims())
+    for title, loss in LOSSES.items():
+        print_table(
+            f"Change from RAND in %, {title}, each with its own interval", from_random(loss)
+        )
+    third = {
+        k: compared("shortest_first/equal_updates", v, "RAND → SSB-DBS-BR")
+        for k, v in LOSSES.items()
+    }
+    print_table(
+        "SSB-DBS-BR with a third more epochs than RAND", [{k: shown(*v) for k, v in third.items()}]
+    )
+    print_table("Batch sizes: masked losses after the same epochs, steps and time", sweep())
     print()
-    for series in ("common", "annealed"):
-        for title, loss in LOSSES.items():
+    for series, (title, loss) in product(SERIES.values(), LOSSES.items()):
+        if not read(series).empty:
             sd, df = residual(final_logs(series, loss))
             print(f"{series}, {title}: residual sd {sd:.1%}, {df} degrees of freedom")
-    effect = np.expm1((final_logs("common", "precise_loss") - final_logs("common", "loss")).mean())
-    print(f"common: re-estimating changes SB by {effect.SB:+.1%}, SB-BR by {effect['SB-BR']:+.1%}")
-    for series in ("common", "annealed", "third", "long"):
-        losses = read(series).query("experiment == 'RAND'").groupby("epoch").loss.mean()
-        fall = losses.iloc[-2:].mean() / losses.iloc[1:4].mean()  # from VL1 to VL3
-        power = np.log(fall) / np.log(losses.index[-1] / losses.index[2])
-        print(f"{series}: 10 % more epochs lower RAND's loss by {1 - 1.1**power:.1%}")
 
 
 if __name__ == "__main__":
