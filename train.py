@@ -37,7 +37,7 @@ from hparams import MAY_CHANGE, PRESETS, HParams, parse_overrides, settings_tabl
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import speak
-from training import checkpoint, distributed, memory
+from training import checkpoint, distributed, trial
 from training.checkpoint import Progress
 from training.device import (
     choose_device,
@@ -108,7 +108,7 @@ def main() -> None:
     distributed.start()
     args = parse_args()
     lock = checkpoint.locked(args.output_dir) if distributed.RANK == 0 else nullcontext()
-    with lock, memory.explained("out of memory"), distributed.explained():
+    with lock, trial.explained("out of memory"), distributed.explained():
         train(args)
 
 
@@ -153,16 +153,17 @@ def train(args: argparse.Namespace) -> None:
     if "optimizer" in state:
         now = run.optimizer.state_dict()["param_groups"]  # with the learning rate of today
         run.optimizer.load_state_dict(state["optimizer"] | {"param_groups": now})
-    run.check_decoder()
+    run.check_decoder(state.get("decoder", "") if resuming else "")
     if distributed.RANK == 0:
         run.open_logger(log_dir, source if resuming else None)
     checkpoint.start_random_state(state, hparams.seed)
     del state  # three times as large as the model
-    run.print_summary(source)
 
     # Loop
     with run.stop:
         try:
+            run.choose_decoder()
+            run.print_summary(source)
             run.try_largest_batches()
             if not resuming:
                 run.save()  # so that a run that is killed before its first step can be resumed
@@ -205,8 +206,13 @@ class Run:
 
     # Before the first step
 
-    def check_decoder(self) -> None:
-        """Checks the fast decoder on a few frames, and connects the replicas of the model."""
+    def check_decoder(self, resumed: str) -> None:
+        """Checks the fast decoder on a few frames, and connects the replicas of the model. A run
+        that is resumed keeps the decoder that was chosen for it, if this device can use it."""
+        usable = ("scan", "triton") if self.device.type == "cuda" else ("scan",)
+        if self.hparams.decoder == "auto" and resumed in usable:
+            self.model.decoder.implementation = resumed
+        self.is_decoder_chosen = self.model.decoder.implementation != "auto"
         with full_precision():
             batch = data_utils.short_batch(self.data.train_set, self.device)
             for note in check_fast_path(self.model, batch):
@@ -255,13 +261,31 @@ class Run:
         ) | {"validation_frames": frames}
         self.logger.write("start", self.progress.epoch, self.progress.step, values)
 
+    def choose_decoder(self) -> None:
+        """Uses triton rather than scan if it proves right and faster on this GPU."""
+        decoder, sampler = self.model.decoder, self.data.sampler
+        if self.is_decoder_chosen or decoder.implementation != "triton":
+            return
+        sampler.set_epoch(self.progress.epoch)
+        by_size = sorted(sampler.plan, key=lambda b: len(b) * sampler.lengths[b].max())
+        batches = by_size[len(by_size) // 2], by_size[-1]
+        parts = self.model, self.loss_function, self.data.train_set, batches
+        note = trial.choose_decoder(*parts, self.stop.check)
+        if distributed.largest(decoder.implementation != "triton"):
+            decoder.implementation = "scan"
+        print(f"note: {note}")
+
     def try_largest_batches(self) -> None:
         """Raises :class:`UserError` if the largest batches of the epochs to come do not fit."""
-        if self.hparams.check_memory:
-            epochs = range(self.progress.epoch, self.hparams.epochs)
-            trial = memory.largest_batches(self.data.train_set.clips, self.data.sampler, epochs)
-            parts = self.model, self.loss_function, self.optimizer, self.data.train_set
-            memory.try_batches(*parts, *trial, self.hparams, self.stop.check)
+        if not self.hparams.check_memory:
+            return
+        data, check_stop = self.data, self.stop.check
+        epochs = range(self.progress.epoch, self.hparams.epochs)
+        batches, shapes = trial.largest_batches(data.train_set.clips, data.sampler, epochs)
+        parts = self.model, self.loss_function, self.optimizer
+        trial.try_batches(*parts, data.train_set, batches, check_stop)
+        validation_shapes = trial.text_shapes(data.val_set.clips, data.val_batches)
+        trial.try_shapes(*parts, shapes, validation_shapes, check_stop)
 
     # An epoch
 
@@ -282,10 +306,9 @@ class Run:
         asked, processor = time.perf_counter(), time.process_time()
         for batch in bar:
             began = time.perf_counter()
-            with memory.explained(
-                f"{title}, batch {progress.batch + 1}: {memory.too_large(batch)}"
-            ):
-                values = self.step(batch, shares[progress.batch])
+            with trial.explained(f"{title}, batch {progress.batch + 1}: {trial.too_large(batch)}"):
+                share = shares[progress.batch]
+                values = trial.with_fallback(self.model, self.step, batch, share)
             values["duration"] = time.perf_counter() - began  # seconds
             if progress.bad_steps:
                 self.report_skipped(batch, values)
@@ -373,7 +396,7 @@ class Run:
         is_last, is_best = epoch == hparams.epochs - 1, False
         validated = is_last or (epoch + 1) % hparams.epochs_per_validation == 0
         if validated:
-            validation, samples = self.validate()
+            validation, samples = trial.with_fallback(self.model, self.validate)
             is_best = validation["loss"] < progress.best_loss
             progress.best_loss = min(progress.best_loss, validation["loss"])
             progress.best_alignment = max(progress.best_alignment, validation["diagonality"])
@@ -420,6 +443,7 @@ class Run:
             "random_states": distributed.gathered(checkpoint.random_state()),
             "hparams": dataclasses.asdict(self.hparams),
             "data": self.data.fingerprint,
+            "decoder": self.model.decoder.implementation,
         }
         self.saved_at = time.monotonic()
         n_kept = self.hparams.keep_checkpoints

@@ -299,8 +299,7 @@ class _Graph:
         self.constants, self.tensors = buffers[:n_constants], buffers[n_constants:]
         self.prepare, self.scale, self.n_written = prepare, scale, n_written
         self.run = prepare(*self.constants, scale)  # it may own buffers, too
-        can_capture = self.constants[0].is_cuda and not _cannot_capture
-        self.graph = self._capture() if can_capture else None
+        self.graph = self._capture() if self.constants[0].is_cuda else None
 
     def load(self, constants: Sequence[Tensor]) -> None:
         _copy(self.constants, constants)
@@ -315,9 +314,8 @@ class _Graph:
             self.graph.replay()
         _copy(tensors[: self.n_written], self.tensors[: self.n_written])
 
-    def _capture(self) -> torch.cuda.CUDAGraph | None:
-        """Captures a graph of ``run``; returns None if it cannot be captured."""
-        global _cannot_capture
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Captures a graph of ``run``. Raises :class:`CaptureError` if that fails."""
         current, stream, graph = torch.cuda.current_stream(), _stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):  # kernels compile, and libraries allocate
@@ -329,19 +327,17 @@ class _Graph:
             # The outer context restores the stream if the capture fails.
             with torch.cuda.stream(current), torch.cuda.graph(graph, **options):
                 self.run(*self.tensors)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            _cannot_capture = True
+        except Exception as error:  # of memory too, whose class depends on PyTorch's version
             reason = str(error).partition("\n")[0]
-            print(
-                f"warning: CUDA graph capture failed ({reason}); continuing without graphs, slower"
-            )
-            return None
+            raise CaptureError(f"CUDA graph capture failed: {reason}") from error
         return graph
 
 
-_cannot_capture = False  # a capture has failed, so no other is tried
+class CaptureError(Exception):
+    """A CUDA graph could not be captured. It is no RuntimeError, so that a capture without memory
+    is not taken for a batch that is too large: scan may have room for it."""
+
+
 _graph = lru_cache(maxsize=MAX_GRAPHS)(_Graph)
 _flat: dict[tuple, Tensor] = {}
 

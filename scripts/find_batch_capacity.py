@@ -28,7 +28,7 @@ from hparams import HParams, create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from training.device import choose_device, free_memory, peak_memory
-from training.memory import blank, fits, largest_batches
+from training.trial import blank, largest_batches, largest_fitting
 
 TOLERANCE = 0.03  # largest relative error of the result
 
@@ -105,7 +105,7 @@ def measure(hparams: HParams, batches: list[list[Clip]], memory_gib: float | Non
     optimizer, n_mels = Adam(model.parameters()), hparams.n_mel_channels
     for clips in batches:
         items = [blank(len(clip.ids), clip.n_frames, n_mels) for clip in clips]
-        if not fits(model, loss_function, optimizer, items):
+        if largest_fitting(model, loss_function, optimizer, items) < len(items):
             return None
     return peak_memory(device)
 

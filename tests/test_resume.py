@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook as after_eac
 import data_utils
 import train
 from cli import UserError
-from training import checkpoint, memory, validation
+from training import checkpoint, trial, validation
 from training.checkpoint import checkpoints, load_checkpoint, load_newest
 from training.logger import RunLogger, Sample
 
@@ -229,7 +229,7 @@ def test_killed_before_its_second_checkpoint_it_is_resumed_with_its_settings(
 
 def test_killed_before_its_first_step_it_may_be_started_anew(tmp_path, settings, run, capsys):
     settings = settings.replace("check_memory=False", "check_memory=True")
-    for moment in ((data_utils, "open_mels"), (memory, "try_batches")):
+    for moment in ((data_utils, "open_mels"), (trial, "try_batches")):
         with pytest.raises(UserError, match="run: holds no run to resume, or one stopped"):
             run("run", "", "--resume")
         with patch.object(*moment, **KILL), pytest.raises(KeyboardInterrupt):

@@ -1,5 +1,6 @@
 """Out of memory: seen before a run starts, said in one line, and the search for what fits."""
 
+import math
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ from data_utils import MelDataset, training_sampler
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from scripts import find_batch_capacity
-from training import memory
+from training import trial
 from training.checkpoint import load_newest
 
 
@@ -47,7 +48,7 @@ def test_the_largest_batches_of_a_run_are_found(strategy):
         sizes = [(B, B * T_in, B * T_out, B * T_in * T_out) for B, T_in, T_out in shapes(batches)]
         return np.max(sizes, axis=0).tolist()
 
-    largest, of_all = memory.largest_batches(clips, sampler, range(3, 9))
+    largest, of_all = trial.largest_batches(clips, sampler, range(3, 9))
     assert 1 <= len(largest) <= 4 and most(largest) == most(every)
     assert of_all == {(B, T_in) for B, T_in, _ in shapes(every)}
 
@@ -55,11 +56,11 @@ def test_the_largest_batches_of_a_run_are_found(strategy):
 def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(tmp_path, settings, run):
     def stop_and_try(*args):
         os.kill(os.getpid(), signal.SIGTERM)
-        return fits(*args)
+        return memory_error(*args)
 
-    fits, settings = memory.fits, settings + "epochs=1,"
+    memory_error, settings = trial.memory_error, settings + "epochs=1,"
     run("whole", settings + "check_memory=False")
-    with patch.object(memory, "fits", stop_and_try):
+    with patch.object(trial, "memory_error", stop_and_try):
         assert run("broken", settings, "--resume") == 143
     assert load_newest(tmp_path / "broken")[1]["progress"]["step"] == 0
     assert run("broken", settings, "--resume") == 0
@@ -95,27 +96,111 @@ def test_out_of_memory_shows_at_once_and_says_what_to_set(
     ("dynamic", "fix"), [(False, r"batch_size=1 \(now 16\)"), (True, r"seconds=11 \(now 160\)")]
 )
 def test_the_trial_tries_one_clip_too(monkeypatch, dynamic, fix):
-    monkeypatch.setattr(memory, "fits", lambda *arguments: len(arguments[-1]) == 1)
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setattr(trial, "memory_error", lambda *args: full if len(args[-1]) > 1 else None)
     clips = [Clip("", "", [0], 799, "", ())] * 16  # of 10.001 seconds
     dataset = MelDataset(clips, lambda clip: np.zeros((799, 10), np.float32))
-    hparams = create_hparams(f"dynamic_batch_size={dynamic}")
+    model = build()
+    model.hparams = create_hparams(f"dynamic_batch_size={dynamic}")
     with pytest.raises(UserError, match=fix):
-        memory.try_batches(build(), None, None, dataset, [range(16)], set(), hparams, Mock())
+        trial.try_batches(model, None, None, dataset, [range(16)], Mock())
 
 
 def test_a_run_does_not_die_of_a_kernel_that_fails_in_the_trial(monkeypatch, capsys):
     model, stop = build(), Mock()
     model.decoder.implementation = "triton"
-    model.decoder.graph_shapes = Mock(return_value=[])  # which imports Triton
     failure = RuntimeError("out of resource: shared memory\nHardware limit ...")
-    monkeypatch.setattr(memory, "fits", Mock(side_effect=[failure, True, failure]))
-    arguments = model, None, None, [memory.blank(5, 6, 10)], [[0]], set(), model.hparams, stop
-    memory.try_batches(*arguments)
+    monkeypatch.setattr(trial, "memory_error", Mock(side_effect=[failure, None, failure]))
+    arguments = model, None, None, [trial.blank(5, 6, 10)], [[0]], stop
+    trial.try_batches(*arguments)
     problem = "decoder=triton fails (RuntimeError: out of resource: shared memory)"
     assert capsys.readouterr().out == f"note: {problem}; training uses decoder=scan\n"
     assert model.decoder.implementation == "scan"
     with pytest.raises(RuntimeError, match="out of resource"):
-        memory.try_batches(*arguments)
+        trial.try_batches(*arguments)
+
+
+def choose(monkeypatch, triton: dict | Exception, first: Exception | None = None) -> tuple:
+    """Which decoder a model uses after the choice, and the line that says so. With scan, a step
+    takes 2 s, with triton as said; the first batch fails if ``first``."""
+    model, scan = build(), trial.Steps(torch.tensor(1.0), torch.tensor([3.0, 4.0]), 2.0)
+
+    def take_steps(*_) -> trial.Steps:
+        nonlocal first
+        if first:
+            error, first = first, None
+            raise error
+        if model.decoder.implementation == "scan":
+            return scan
+        if isinstance(triton, Exception):
+            raise triton
+        return scan._replace(**triton)
+
+    monkeypatch.setattr(trial, "take_steps", take_steps)
+    items = [trial.blank(5, 6, 10)]
+    note = trial.choose_decoder(model, None, items, [[0], [0]], Mock())
+    return model.decoder.implementation, note
+
+
+@pytest.mark.parametrize(
+    ("triton", "chosen", "note"),
+    [
+        (
+            {"seconds": 1.5},
+            "triton",
+            "is the fastest: steps take 4.000 s with scan and 3.000 s with",
+        ),
+        ({"seconds": 2.5}, "scan", "is the fastest: steps take 4.000 s with scan and 5.000 s with"),
+        (
+            {"seconds": 1.5, "gradient": torch.tensor([3.0, 4.1])},
+            "scan",
+            "gradient differs .* 0.02",
+        ),
+        (
+            {"seconds": 1.5, "loss": torch.tensor(1.1)},
+            "scan",
+            "its loss differs from scan's by 0.1",
+        ),
+        ({"seconds": 1.5, "loss": torch.tensor(math.nan)}, "scan", "its loss differs"),
+        (
+            RuntimeError("out of resource\nMore"),
+            "scan",
+            r"\(RuntimeError: out of resource\); train",
+        ),
+    ],
+)
+def test_triton_is_used_if_it_is_right_and_faster(monkeypatch, triton, chosen, note):
+    implementation, line = choose(monkeypatch, triton)
+    assert implementation == chosen and re.search(note, line)
+
+
+def test_a_batch_that_does_not_fit_is_no_reason_against_triton(monkeypatch):
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    implementation, line = choose(monkeypatch, {"seconds": 1.5}, full)
+    assert implementation == "triton" and "2.000 s with scan and 1.500 s with triton" in line
+
+
+ENGINE = RuntimeError("GET was unable to find an engine to execute this computation")
+
+
+def test_an_error_that_may_be_memory_is_so_if_a_smaller_batch_passes(monkeypatch):
+    model, items = build(), [trial.blank(5, 6, 10)] * 4
+
+    def fails_above(n: int):
+        def forward(batch):
+            if len(batch.indices) > n:
+                raise ENGINE
+            return next(model.parameters()).sum()
+
+        return forward
+
+    loss = Mock(side_effect=lambda output, _: Mock(objective=output))
+    for n in (4, 3, 1):
+        monkeypatch.setattr(model, "forward", fails_above(n))
+        assert trial.largest_fitting(model, loss, Mock(), items) == n
+    monkeypatch.setattr(model, "forward", fails_above(0))
+    with pytest.raises(RuntimeError, match="unable to find an engine"):
+        trial.largest_fitting(model, loss, Mock(), items)
 
 
 @pytest.mark.parametrize("where", ["Tacotron2", "validate"])

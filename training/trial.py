@@ -1,0 +1,314 @@
+"""What is tried before a run starts: which decoder is the fastest here, and whether the largest
+batches fit in memory."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from tqdm import tqdm
+
+from batching import EpochBatchSampler
+from cli import UserError, progress_bar
+from corpus.clips import Clip
+from data_utils import Batch, Item, MelDataset, batch_capacity, collate
+from decoder import fall_back_to_scan
+from decoder.scan import STEPS
+from hparams import HParams
+from layers import preserved_buffers
+from loss_function import Tacotron2Loss
+from model import Tacotron2
+from training.checkpoint import random_state, set_random_state
+from training.device import (
+    free_cached_memory,
+    full_precision,
+    is_out_of_memory,
+    may_be_out_of_memory,
+    synchronize,
+)
+
+# How far triton's loss and gradient may be from scan's, as shares of their size: what rounding in
+# the precision explains.
+TOLERANCES = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2}
+N_STEPS = 4  # with each decoder on a batch; the first compiles kernels, and is not timed
+
+Result = TypeVar("Result")
+
+
+def too_large(batch: Batch) -> str:
+    B, T_in = batch.text.shape
+    return (
+        f"a batch of {B} clips, up to {batch.mel.size(2)} frames and {T_in} symbols long, needs "
+        "more memory than there is"
+    )
+
+
+@contextmanager
+def explained(problem: str) -> Iterator[None]:
+    """Turns running out of memory into a :class:`UserError` that says ``problem`` and the fix."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not may_be_out_of_memory(error):
+            raise
+        raise UserError(
+            f"{problem}; free memory on the device, then --resume; or start another run with a "
+            "smaller batch_capacity_seconds, batch_size or model"
+        ) from None
+
+
+def largest_batches(
+    clips: Sequence[Clip], sampler: EpochBatchSampler, epochs: Iterable[int]
+) -> tuple[list[list[int]], set[tuple[int, int]]]:
+    """Returns the batches of ``epochs`` that need the most memory: those with the largest padded
+    mels, padded texts, and alignments, and the most clips, without duplicates; and (B, T_in) of all
+    batches. Leaves ``sampler`` at the last epoch.
+    """
+    texts = np.array([len(clip.ids) for clip in clips])
+    # Of mels, texts, alignments and recurrent states: size, and indices of clips.
+    largest, shapes = [(0, ())] * 4, set()
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        plan = sampler.plan
+        B = np.array([len(batch) for batch in plan])
+        T_in, T_out = (
+            np.array([n[batch].max() for batch in plan]) for n in (texts, sampler.lengths)
+        )
+        for kind, sizes in enumerate((B * T_out, B * T_in, B * T_in * T_out, B)):
+            j = int(sizes.argmax())
+            largest[kind] = max(largest[kind], (int(sizes[j]), tuple(plan[j].tolist())))
+        shapes |= set(zip(B.tolist(), T_in.tolist(), strict=True))
+    return [list(indices) for indices in dict.fromkeys(indices for _, indices in largest)], shapes
+
+
+@contextmanager
+def unchanged(model: Tacotron2) -> Iterator[None]:
+    """Restores the model's buffers and all random states at the end."""
+    states = random_state()
+    with preserved_buffers(model):
+        try:
+            yield
+        finally:
+            set_random_state(states)
+
+
+def with_fallback(model: Tacotron2, function: Callable[..., Result], *arguments: object) -> Result:
+    """Calls ``function``. If it fails while the model uses decoder=triton, for another reason than
+    memory, the model uses scan from then on, a line says so, and ``function`` is called again."""
+    try:
+        return function(*arguments)
+    except Exception as error:  # a kernel that does not compile for this size, say
+        if model.decoder.implementation != "triton" or may_be_out_of_memory(error):
+            raise
+        tqdm.write(f"note: {fall_back_to_scan(model.decoder, error)}")
+    return function(*arguments)
+
+
+# Which decoder
+
+
+class Steps(NamedTuple):
+    """Training steps on one batch, all alike."""
+
+    loss: Tensor  # ()
+    gradient: Tensor  # (n_parameters,)
+    seconds: float  # median
+
+
+def choose_decoder(
+    model: Tacotron2,
+    loss_function: Tacotron2Loss,
+    dataset: MelDataset,
+    batches: Sequence[Sequence[int]],
+    check_stop: Callable[[], None],
+) -> str:
+    """Makes the model use decoder=triton if, on each of ``batches``, its loss and gradient are
+    those of scan, and it is faster; else scan. Leaves all else as it was.
+
+    Returns:
+        a line that says which, and why
+    """
+    decoder, device = model.decoder, next(model.parameters()).device
+    seconds = {"scan": 0.0, "triton": 0.0}
+    model.train()
+    with unchanged(model):
+        for indices in progress_bar(batches, "choosing the decoder; kernels compile"):
+            batch, steps = collate([dataset[i] for i in indices]).to(device), {}
+            for name in seconds:
+                decoder.implementation = name
+                try:
+                    steps[name] = take_steps(model, loss_function, batch)
+                except Exception as error:
+                    if may_be_out_of_memory(error):
+                        break  # try_batches will say what to set
+                    if name == "scan":
+                        raise
+                    return fall_back_to_scan(decoder, error)
+                finally:
+                    model.zero_grad()
+                    free_cached_memory(device)
+                check_stop()
+            if len(steps) < 2:
+                continue
+            for name in ("loss", "gradient"):
+                scan, triton = (getattr(s, name) for s in steps.values())
+                difference = ((triton - scan).norm() / scan.norm()).item()
+                if not difference <= TOLERANCES[model.hparams.precision]:
+                    problem = f"its {name} differs from scan's by {difference:.1g} of its size"
+                    return fall_back_to_scan(decoder, problem)
+            for name, taken in steps.items():
+                seconds[name] += taken.seconds
+    decoder.implementation = min(seconds, key=seconds.__getitem__)
+    times = " and ".join(f"{taken:.3f} s with {name}" for name, taken in seconds.items())
+    return f"decoder={decoder.implementation} is the fastest: steps take {times}"
+
+
+def take_steps(model: Tacotron2, loss_function: Tacotron2Loss, batch: Batch) -> Steps:
+    """Takes N_STEPS training steps on ``batch``, with the same dropout, but no optimizer steps."""
+    seconds = []
+    for _ in range(N_STEPS):
+        model.zero_grad()
+        torch.manual_seed(0)
+        start = time.perf_counter()
+        loss = loss_function(model(batch), batch).objective
+        loss.backward()
+        synchronize(batch.mel.device)
+        seconds.append(time.perf_counter() - start)
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    return Steps(loss.detach(), gradient, statistics.median(seconds[1:]))
+
+
+# Whether it fits
+
+
+def try_batches(
+    model: Tacotron2,
+    loss_function: Tacotron2Loss,
+    optimizer: Optimizer,
+    dataset: MelDataset,
+    batches: Sequence[Sequence[int]],
+    check_stop: Callable[[], None],
+) -> None:
+    """Runs forward and backward passes of each batch. Leaves the model as it was; but if
+    decoder=triton fails, the model uses scan from then on.
+
+    Raises:
+        UserError: a batch does not fit; the message suggests a setting that does.
+    """
+    with unchanged(model):
+        for indices in batches:
+            items = [dataset[i] for i in indices]
+            n_fitting = largest_fitting(model, loss_function, optimizer, items)
+            if n_fitting < len(items):
+                fix = _suggestion(n_fitting / len(items), dataset, model.hparams)
+                raise UserError(f"{too_large(collate(items))}; {fix}")
+            check_stop()
+
+
+def try_shapes(
+    model: Tacotron2,
+    loss_function: Tacotron2Loss,
+    optimizer: Optimizer,
+    training: Iterable[tuple[int, int]],
+    validation: Iterable[tuple[int, int]],
+    check_stop: Callable[[], None],
+) -> None:
+    """Runs a few frames of each shape (B, T_in) that has CUDA graphs of its own: these are captured
+    now, and so are their failures, and their memory is seen. None has without decoder=triton.
+
+    Raises:
+        UserError: memory runs out.
+    """
+    n_mels = model.hparams.n_mel_channels
+
+    def train(items: list[Item]) -> None:
+        if memory_error(model, loss_function, optimizer, items):
+            raise UserError(
+                "the CUDA graphs of all batches need more memory than there is; use decoder=scan, "
+                "or set a smaller batch_size"
+            )
+
+    @torch.no_grad()
+    @full_precision()
+    def validate(items: list[Item]) -> None:
+        model.eval()
+        model(collate(items).to(next(model.parameters()).device))
+
+    with unchanged(model):
+        for run, shapes in ((train, training), (validate, validation)):
+            for B, T_in in model.decoder.graph_shapes(shapes):
+                with_fallback(model, run, [blank(T_in, STEPS, n_mels)] * B)
+                check_stop()
+        model.train()
+
+
+def text_shapes(clips: Sequence[Clip], batches: Iterable[Sequence[int]]) -> set[tuple[int, int]]:
+    """Returns (B, T_in) of batches."""
+    return {(len(batch), max(len(clips[i].ids) for i in batch)) for batch in batches}
+
+
+def largest_fitting(
+    model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
+) -> int:
+    """Returns how many of the first ``items`` fit in a batch: all, or some eighths of them, or one,
+    or none. Raises an error that may mean something else than memory if not even one clip passes.
+    """
+    error = None
+    for n in [*range(len(items), 1, -max(len(items) // 8, 1)), 1]:
+        step = memory_error, model, loss_function, optimizer, items[:n]
+        error = with_fallback(model, *step)
+        if not error:
+            return n
+    if not is_out_of_memory(error):
+        raise error
+    return 0
+
+
+def memory_error(
+    model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
+) -> Exception | None:
+    """Takes a training step, without the optimizer's, on a batch of ``items``. Returns the error
+    that says, or may say, that it does not fit in memory; None if it fits."""
+    device = next(model.parameters()).device
+    try:
+        # Room for Adam's moments, which the first step allocates.
+        copies = 0 if optimizer.state else 2
+        moments = [torch.empty_like(p) for p in model.parameters() for _ in range(copies)]
+        batch = collate(items).to(device)
+        loss_function(model(batch), batch).objective.backward()
+        synchronize(device)
+        del moments
+    except (RuntimeError, MemoryError) as error:
+        if not may_be_out_of_memory(error):
+            raise
+        return error.with_traceback(None)  # which holds tensors
+    finally:
+        optimizer.zero_grad()
+        free_cached_memory(device)  # so that fragments do not affect the next trial
+    return None
+
+
+def blank(T_in: int, T_out: int, n_mels: int) -> Item:
+    """Returns a clip of this size."""
+    return Item(0, torch.zeros(T_in, dtype=torch.int64), torch.zeros(T_out, n_mels))
+
+
+def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:
+    """Says what to set if ``fraction`` of a batch fits in memory."""
+    longest = max(clip.n_frames for clip in dataset.clips)
+    capacity = batch_capacity(hparams) or hparams.batch_size * longest
+    hop_seconds = hparams.hop_length / hparams.sampling_rate
+    if fraction * capacity < longest or fraction * hparams.batch_size < 1:
+        return "not even one clip fits: remove the longest, or reduce the model"
+    fix = f"batch_size={int(fraction * hparams.batch_size)} (now {hparams.batch_size})"
+    if hparams.dynamic_batch_size:
+        seconds = capacity * hop_seconds
+        fits = max(int(fraction * seconds), math.ceil(longest * hop_seconds))
+        fix = f"batch_capacity_seconds={fits} (now {seconds:.0f})"
+    return f"set {fix}; scripts/find_batch_capacity.py finds the largest that fits"
