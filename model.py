@@ -27,6 +27,9 @@ class Output(NamedTuple):
     alignment: Tensor  # (B, T_out, T_in) attention weights; each row sums to 1
 
 
+CHECK_EVERY = 16  # frames, in inference, after which it is asked whether all clips have stopped
+
+
 class InferenceOutput(NamedTuple):
     """The model's output from text alone, masked beyond ``mel_lengths``."""
 
@@ -248,12 +251,18 @@ class Decoder(nn.Module):
             context,
         )
 
-    def project(self, hidden: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns frames (..., n_mels) and gate logits (...), of hidden states (..., D_decoder_rnn)
-        and contexts (..., D_encoder)."""
+    def output_weights(self) -> tuple[Tensor, Tensor]:
+        """Returns weight (n_mels + 1, D_decoder_rnn + D_encoder) and bias of frame and gate."""
         layers = self.linear_projection.linear_layer, self.gate_layer.linear_layer
-        weight = torch.cat([layer.weight for layer in layers])  # (n_mels + 1, ...): one product
-        bias = torch.cat([layer.bias for layer in layers])
+        weight, bias = zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
+        return torch.cat(weight), torch.cat(bias)
+
+    @staticmethod
+    def project(
+        hidden: Tensor, context: Tensor, weight: Tensor, bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns frames (..., n_mels) and gate logits (...), of hidden states (..., D_decoder_rnn)
+        and contexts (..., D_encoder), as one product with :meth:`output_weights`."""
         of_hidden, of_context = weight.split([hidden.size(-1), context.size(-1)], 1)
         output = F.linear(hidden, of_hidden, bias) + F.linear(context, of_context)
         return output[..., :-1], output[..., -1]
@@ -289,9 +298,11 @@ class Decoder(nn.Module):
             *features, alignment = self._loop(*inputs)
         else:
             if self.implementation == "auto":
-                self.implementation, _ = fastest_decoder(memory.device, dtype)
+                self.implementation, _ = fastest_decoder(memory.device)
             *features, alignment = self._scan(*inputs, dtype)
-        mel, gate = self.project(*features)  # (T_out, B, n_mels), (T_out, B)
+        mel, gate = self.project(
+            *features, *self.output_weights()
+        )  # (T_out, B, n_mels), (T_out, B)
         return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
 
     def generate(
@@ -307,13 +318,18 @@ class Decoder(nn.Module):
         state = self.initial_state(memory)
         frame = memory.new_zeros(len(memory), self.n_mels)
         stopped = torch.zeros(len(memory), dtype=torch.bool, device=memory.device)
-        steps = []
-        while len(steps) < max_steps and not stopped.all():
+        steps, n_running, output_weights = [], [], self.output_weights()
+        while len(steps) < max_steps:
             state = self.step(self.prenet(frame), state, memory, keys, padding)
-            frame, gate = self.project(state.decoder_hidden, state.context)
+            frame, gate = self.project(state.decoder_hidden, state.context, *output_weights)
             steps.append((frame, gate, state.weights))
-            stopped |= torch.sigmoid(gate) > gate_threshold
-        frames, gates, weights = zip(*steps, strict=True)
+            n_running.append((~stopped).sum())  # before this frame
+            stopped = stopped | (torch.sigmoid(gate) > gate_threshold)
+            # Only now and then, since asking makes a GPU finish first.
+            if len(steps) % CHECK_EVERY == 0 and stopped.all():
+                break
+        n_frames = int((torch.stack(n_running) > 0).sum())
+        frames, gates, weights = zip(*steps[:n_frames], strict=True)
         return torch.stack(frames, 2), torch.stack(gates, 1), torch.stack(weights, 1)
 
     def graph_shapes(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

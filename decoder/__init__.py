@@ -31,8 +31,8 @@ def recurrences(implementation: str) -> ModuleType:
     return triton
 
 
-def fastest_decoder(device: torch.device, dtype: torch.dtype | None) -> tuple[str, str]:
-    """Chooses the implementation for training on ``device`` in ``dtype`` (None: fp32).
+def fastest_decoder(device: torch.device) -> tuple[str, str]:
+    """Returns the implementation that should be the fastest for training on ``device``.
 
     Returns:
         its name, and why it is not triton; "" on a CPU
@@ -43,10 +43,8 @@ def fastest_decoder(device: torch.device, dtype: torch.dtype | None) -> tuple[st
         recurrences("triton")
     except Exception as error:  # missing, or not made for this PyTorch
         return "scan", f"Triton cannot be used ({_in_one_line(error)})"
-    required = (8, 0) if dtype is torch.bfloat16 else (7, 5)
-    if torch.cuda.get_device_capability(device) < required:
-        version = "{}.{}".format(*required)
-        return "scan", f"decoder=triton needs a GPU of compute capability {version} or more"
+    if torch.cuda.get_device_capability(device) < (7, 5):
+        return "scan", "decoder=triton needs a GPU of compute capability 7.5 or more"
     return "triton", ""
 
 
@@ -71,7 +69,7 @@ def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
     chosen = {model.encoder: model.encoder.implementation}
     chosen[model.decoder] = model.decoder.implementation
     if chosen[model.decoder] == "auto":
-        decoder, reason = fastest_decoder(batch.mel.device, model.training_dtype)
+        decoder, reason = fastest_decoder(batch.mel.device)
         chosen[model.decoder] = decoder
         notes += [f"{reason}; training uses decoder=scan"] if reason else []
     for part in chosen:

@@ -1,6 +1,7 @@
 """What is set on a device before training, and why a GPU is not used."""
 
 import os
+import platform
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +17,8 @@ def gpu(monkeypatch):
     """A machine that claims to have a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch, "empty", lambda *_, device: None)
     monkeypatch.setattr(os, "environ", {})
     yield
     monkeypatch.undo()
@@ -42,11 +45,34 @@ def test_full_precision_turns_tf32_off_and_restores_it(gpu):
         assert cuda.allow_tf32 == cudnn.allow_tf32 == allowed
 
 
-@pytest.mark.parametrize("chosen", [{}, {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}])
-def test_segments_expand_unless_the_user_chose_an_allocator(gpu, monkeypatch, chosen):
-    monkeypatch.setattr(os, "environ", dict(chosen))
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_precision_that_the_gpu_does_not_have_is_refused(gpu, monkeypatch, precision):
+    choose_device(create_hparams(f"precision={precision}"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     choose_device(create_hparams())
-    assert os.environ == (chosen or {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    message = f"setting precision={precision}: needs .* 8.0 or more, .* has 7.5; use fp32"
+    with pytest.raises(UserError, match=message):
+        choose_device(create_hparams(f"precision={precision}"))
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_segments_expand_where_they_can_unless_the_user_chose(gpu, monkeypatch, name):
+    expanding = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    chosen = {name: "backend:cudaMallocAsync"}
+    for system, before, after in (
+        ("6.8.0-generic", {}, expanding),
+        ("6.8.0-generic", chosen, chosen),
+        ("6.6.87.2-microsoft-standard-WSL2", {}, {}),
+    ):
+        monkeypatch.setattr(os, "environ", dict(before))
+        monkeypatch.setattr(platform, "release", lambda system=system: system)
+        choose_device(create_hparams())
+        assert {k: v for k, v in os.environ.items() if "ALLOC" in k} == after
+    failure = RuntimeError("CUDA driver error: operation not supported\nCompile with")
+    monkeypatch.setattr(torch, "empty", Mock(side_effect=failure))
+    message = r"gives no memory \(CUDA driver error: operation not supported\); .*segments:False"
+    with pytest.raises(UserError, match=message):
+        choose_device(create_hparams())
 
 
 def test_why_a_driver_is_not_used_is_said(monkeypatch, tmp_path):

@@ -52,7 +52,9 @@ def test_the_decoders_dropout_is_of_the_carried_states(decoder):
     decoder = build(**rates, decoder=decoder).decoder
     memory, padding = torch.randn(2, 4, 8), torch.zeros(2, 4, dtype=torch.bool)
     mel, gate, alignment = decoder(memory, torch.randn(2, 10, 6), padding)
-    expected, expected_gate = decoder.project(torch.zeros(2, 6, 10), alignment @ memory)
+    expected, expected_gate = decoder.project(
+        torch.zeros(2, 6, 10), alignment @ memory, *decoder.output_weights()
+    )
     assert_close(mel, expected.transpose(1, 2))
     assert_close(gate, expected_gate)
 
@@ -112,6 +114,21 @@ def test_inference_of_a_batch_is_that_of_each_clip(tiny):
         assert_close(together.gate[i, :n_frames], alone.gate[0])
         assert_close(together.alignment[i, :n_frames, :n_chars], alone.alignment[0])
         assert not together.mel_postnet[i, :, n_frames:].any()
+
+
+def test_how_often_inference_asks_whether_all_have_stopped_changes_nothing(monkeypatch):
+    model = build(**NO_DROPOUT, max_decoder_steps=20).eval()
+    text, outputs = torch.arange(1, 16).view(3, 5), []
+    model.decoder.gate_layer.linear_layer.weight.data.mul_(-16)
+    for bias in (-5, -100, 100):  # after some frames, never, at once
+        nn.init.constant_(model.decoder.gate_layer.linear_layer.bias, bias)
+        for check_every in (1, 3, 16):
+            monkeypatch.setattr(model_module, "CHECK_EVERY", check_every)
+            outputs.append(model.inference(text))
+        for output in outputs[-2:]:
+            for ours, expected in zip(output, outputs[-3], strict=True):
+                assert torch.equal(ours, expected)
+    assert outputs[0].mel.size(2) not in (1, 20)
 
 
 def test_inference_wants_eval_mode_calls_the_encoders_lstm_and_says_which_clips_stopped():

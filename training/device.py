@@ -35,14 +35,11 @@ def choose_device(hparams: HParams) -> torch.device:
     torch.backends.cudnn.allow_tf32 = hparams.precision == "tf32"
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # sums stay in fp32
     if torch.cuda.is_available():
-        # Every batch has another shape, which would fragment memory in blocks of fixed sizes.
-        if "PYTORCH_ALLOC_CONF" not in os.environ:
-            os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         if SEVERAL and (n := torch.cuda.device_count()) < LOCAL_WORLD_SIZE:
             problem = f"--nproc_per_node={LOCAL_WORLD_SIZE}: there are {n} GPUs"
             raise UserError(f"{problem}; use {n} or fewer processes")
         device = torch.device("cuda", LOCAL_RANK)
-        torch.cuda.set_device(device)
+        _start_cuda(device, hparams.precision)
         return device
     for name, value, instead in (("decoder", "triton", "scan"), ("precision", "tf32", "fp32")):
         if getattr(hparams, name) == value:
@@ -50,6 +47,30 @@ def choose_device(hparams: HParams) -> torch.device:
                 f"setting {name}={value}: needs an NVIDIA GPU, but there is none; use {instead}"
             )
     return torch.device("cpu")
+
+
+def _start_cuda(device: torch.device, precision: str) -> None:
+    # Every batch has another shape, which would fragment memory in blocks of fixed sizes. Blocks
+    # that grow fail in WSL (PyTorch's issue 192330).
+    chosen = os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+    if not chosen and "microsoft" not in platform.release().lower():
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    # cuDNN keeps some 200 KiB for each shape of a convolution, in each thread. Without this, for
+    # the last 10,000, and shapes seldom come back.
+    os.environ.setdefault("TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT", "1000")
+    torch.cuda.set_device(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    if precision != "fp32" and major < 8:
+        problem = f"needs compute capability 8.0 or more, and this GPU has {major}.{minor}"
+        raise UserError(f"setting precision={precision}: {problem}; use fp32")
+    try:
+        torch.empty(1, device=device)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        fix = "if it is virtual, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
+        raise UserError(f"GPU {device.index}: gives no memory ({reason}); {fix}") from None
 
 
 @contextmanager
@@ -158,9 +179,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Returns the peak memory in GiB: this epoch's on a GPU, the whole process's on a CPU."""
+    """Returns the peak memory in GiB: this epoch's on a GPU, with what PyTorch keeps in reserve and
+    in CUDA graphs; the whole process's on a CPU."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**30
+        return torch.cuda.max_memory_reserved() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 

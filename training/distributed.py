@@ -30,8 +30,9 @@ RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE = (  # local: of those on this ma
     )
 )  # fmt: skip
 SEVERAL = WORLD_SIZE > 1
-# Longer than any work of rank 0 that the others wait for. If one dies, torchrun ends them all.
-TIMEOUT = timedelta(days=1)
+# Longer than the work of rank 0 that the others wait for: checking clips, and computing mels, 69 a
+# second on one core. If a process dies, torchrun ends them all; this ends those that hang.
+TIMEOUT = timedelta(hours=2)
 _store = None  # torchrun's, in which processes leave messages for each other
 
 
