@@ -7,6 +7,9 @@ Sums are in float32, in an order that does not depend on the other clips of the 
 On a GPU, the kernels of a few frames are captured in a CUDA graph, once per shape, so that they are
 not launched one by one.
 
+A kernel that writes where it reads has a barrier before its first store: several of its threads may
+load one value.
+
 In a kernel, b is a clip, n a character, u an LSTM unit, and k runs along a sum. Shapes are
 scan's.
 """
@@ -417,6 +420,7 @@ def lstm_step(
     h = o * tanh(c)
     if HAS_MASK:
         h = tl.where(tl.load(mask + place, here, 0), h * scale, 0.0)
+    tl.debug_barrier()
     tl.store(gate, i, here)
     tl.store(gate + H, f, here)
     tl.store(gate + 2 * H, g, here)
@@ -446,8 +450,10 @@ def cell_backward(
     g, o = tl.load(gate + 2 * H, here, 0.0), tl.load(gate + 3 * H, here, 0.0)
     c = tanh(tl.load(cell_out + place, here, 0.0))
     d_c = tl.load(d_cell + place, here, 0.0) + d_hidden * o * (1 - c * c)
+    before = tl.load(cell + place, here, 0.0)
+    tl.debug_barrier()
     tl.store(gate, d_c * g * i * (1 - i), here)
-    tl.store(gate + H, d_c * tl.load(cell + place, here, 0.0) * f * (1 - f), here)
+    tl.store(gate + H, d_c * before * f * (1 - f), here)
     tl.store(gate + 2 * H, d_c * i * (1 - g * g), here)
     tl.store(gate + 3 * H, d_hidden * c * o * (1 - o), here)
     tl.store(d_cell + place, d_c * f, here)
@@ -475,6 +481,7 @@ def accumulate(
     here, place = (b < B) & (column < N), b * N + column
     sums = tl.load(out + place, here, 0.0)
     sums = product(x, weight, sums, b, column, B, N, K, BLOCK_K, PRECISION)
+    tl.debug_barrier()
     tl.store(out + place, sums, here)
 
 
@@ -625,5 +632,7 @@ def score_gradient(
         of_weights = tl.sum(d_score * tl.load(place, real, 0.0), 1)
         of_sums = tl.sum(d_score * tl.load(place + W, real, 0.0), 1)
         out = d_past + b * 2 * T_in + m
+        of_sums += tl.load(out + T_in, m < T_in, 0.0)
+        tl.debug_barrier()
         tl.store(out, of_weights, m < T_in)
-        tl.store(out + T_in, tl.load(out + T_in, m < T_in, 0.0) + of_sums, m < T_in)
+        tl.store(out + T_in, of_sums, m < T_in)
