@@ -321,18 +321,21 @@ class _Graph:
         """Captures a graph of ``run``. Raises :class:`CaptureError` if that fails."""
         current, stream, graph = torch.cuda.current_stream(), _stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):  # kernels compile, and libraries allocate
-            self.run(*self.tensors)
+        # Not by torch.cuda.graph(), which synchronises and empties the caches for each of them.
+        with torch.cuda.stream(stream):
+            self.run(*self.tensors)  # kernels compile, and libraries allocate
+            try:
+                # The loader's thread may pin memory meanwhile: stricter modes forbid it.
+                graph.capture_begin(_pool(), capture_error_mode="thread_local")
+                try:
+                    self.run(*self.tensors)
+                finally:
+                    graph.capture_end()
+            except Exception as error:  # of memory too, whose class depends on PyTorch's version
+                first = error.__context__ or error
+                reason = str(first).partition("\n")[0]
+                raise CaptureError(f"CUDA graph capture failed: {reason}") from error
         current.wait_stream(stream)
-        # The loader's thread may pin memory meanwhile: stricter modes forbid it.
-        options = {"pool": _pool(), "stream": stream, "capture_error_mode": "thread_local"}
-        try:
-            # The outer context restores the stream if the capture fails.
-            with torch.cuda.stream(current), torch.cuda.graph(graph, **options):
-                self.run(*self.tensors)
-        except Exception as error:  # of memory too, whose class depends on PyTorch's version
-            reason = str(error).partition("\n")[0]
-            raise CaptureError(f"CUDA graph capture failed: {reason}") from error
         return graph
 
 
