@@ -27,7 +27,7 @@ class Output(NamedTuple):
     alignment: Tensor  # (B, T_out, T_in) attention weights; each row sums to 1
 
 
-CHECK_EVERY = 16  # frames, in inference, after which it is asked whether all clips have stopped
+CHECK_EVERY = 16  # frames of inference, after which it asks whether all clips have stopped
 
 
 class InferenceOutput(NamedTuple):
@@ -300,9 +300,8 @@ class Decoder(nn.Module):
             if self.implementation == "auto":
                 self.implementation, _ = fastest_decoder(memory.device)
             *features, alignment = self._scan(*inputs, dtype)
-        mel, gate = self.project(
-            *features, *self.output_weights()
-        )  # (T_out, B, n_mels), (T_out, B)
+        # (T_out, B, n_mels), (T_out, B)
+        mel, gate = self.project(*features, *self.output_weights())
         return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
 
     def generate(
@@ -310,26 +309,24 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Decodes freely: the input of every step is the frame that the last one made.
 
-        It ends once the gate of every clip has opened, with a probability above
-        ``gate_threshold``, or after ``max_steps`` frames. Arguments and results are those of
-        :meth:`forward`.
+        It ends up to ``CHECK_EVERY - 1`` frames after the gate of every clip has opened, with a
+        probability above ``gate_threshold``, or after ``max_steps`` frames. Arguments and results
+        are those of :meth:`forward`.
         """
         keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
         state = self.initial_state(memory)
         frame = memory.new_zeros(len(memory), self.n_mels)
         stopped = torch.zeros(len(memory), dtype=torch.bool, device=memory.device)
-        steps, n_running, output_weights = [], [], self.output_weights()
+        steps, output_weights = [], self.output_weights()
         while len(steps) < max_steps:
             state = self.step(self.prenet(frame), state, memory, keys, padding)
             frame, gate = self.project(state.decoder_hidden, state.context, *output_weights)
             steps.append((frame, gate, state.weights))
-            n_running.append((~stopped).sum())  # before this frame
-            stopped = stopped | (torch.sigmoid(gate) > gate_threshold)
+            stopped |= torch.sigmoid(gate) > gate_threshold
             # Only now and then, since asking makes a GPU finish first.
             if len(steps) % CHECK_EVERY == 0 and stopped.all():
                 break
-        n_frames = int((torch.stack(n_running) > 0).sum())
-        frames, gates, weights = zip(*steps[:n_frames], strict=True)
+        frames, gates, weights = zip(*steps, strict=True)
         return torch.stack(frames, 2), torch.stack(gates, 1), torch.stack(weights, 1)
 
     def graph_shapes(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -495,10 +492,13 @@ class Tacotron2(nn.Module):
         opens = torch.sigmoid(gate) > self.gate_threshold  # (B, T_out)
         stopped = opens.any(1)
         mel_lengths = torch.where(stopped, opens.int().argmax(1) + 1, mel.size(2))
+        lengths = mel_lengths.tolist()
+        T_out = max(lengths)
+        mel, gate, alignment = mel[:, :, :T_out], gate[:, :T_out], alignment[:, :T_out]
         mel_postnet = mel.clone()
-        for i, n in enumerate(mel_lengths.tolist()):
+        for i, n in enumerate(lengths):
             mel_postnet[i, :, :n] += self.postnet(mel[i : i + 1, :, :n])[0]
-        padding = ~length_mask(mel_lengths, mel.size(2))
+        padding = ~length_mask(mel_lengths, T_out)
         mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, padding)
         return InferenceOutput(mel, mel_postnet, gate, alignment, mel_lengths, stopped)
 
