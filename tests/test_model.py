@@ -117,18 +117,20 @@ def test_inference_of_a_batch_is_that_of_each_clip(tiny):
 
 
 def test_how_often_inference_asks_whether_all_have_stopped_changes_nothing(monkeypatch):
-    model = build(**NO_DROPOUT, max_decoder_steps=20).eval()
-    text, outputs = torch.arange(1, 16).view(3, 5), []
-    model.decoder.gate_layer.linear_layer.weight.data.mul_(-16)
-    for bias in (-5, -100, 100):  # after some frames, never, at once
-        nn.init.constant_(model.decoder.gate_layer.linear_layer.bias, bias)
+    model, text = build(**NO_DROPOUT).eval(), torch.arange(1, 16).view(3, 5)
+    with torch.no_grad():
+        model.decoder.gate_layer.linear_layer.weight.mul_(-16)
+        model.decoder.gate_layer.linear_layer.bias.fill_(-5)
+    # All stop within 16 frames; some never stop; max_decoder_steps is no multiple of 16.
+    for clips, max_steps, lengths in ((slice(2, 3), 40, [2]), (slice(3), 20, [20, 20, 2])):
+        model.max_decoder_steps, outputs = max_steps, []
         for check_every in (1, 3, 16):
             monkeypatch.setattr(model_module, "CHECK_EVERY", check_every)
-            outputs.append(model.inference(text))
-        for output in outputs[-2:]:
-            for ours, expected in zip(output, outputs[-3], strict=True):
+            outputs.append(model.inference(text[clips]))
+            for ours, expected in zip(outputs[-1], outputs[0], strict=True):
                 assert torch.equal(ours, expected)
-    assert outputs[0].mel.size(2) not in (1, 20)
+        assert outputs[0].mel_lengths.tolist() == lengths
+        assert outputs[0].mel.size(2) == outputs[0].alignment.size(1) == max(lengths)
 
 
 def test_inference_wants_eval_mode_calls_the_encoders_lstm_and_says_which_clips_stopped():

@@ -31,7 +31,7 @@ RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE = (  # local: of those on this ma
 )  # fmt: skip
 SEVERAL = WORLD_SIZE > 1
 # If a process dies, torchrun ends them all; a time-out ends those that hang. On CPUs it is longer
-# than the work of rank 0 that the others wait for: checking clips, and computing mels, of any corpus.
+# than any work of rank 0 that the others wait for, such as computing mels.
 TIMEOUT = timedelta(days=1)
 GPU_TIMEOUT = timedelta(hours=1)  # every step needs the GPUs' group, so a hang ends by this
 _gpus = None  # the group of the GPUs; None on CPUs: the group of all
