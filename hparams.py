@@ -132,7 +132,9 @@ class HParams:
     p_decoder_dropout: float = _share(0.1, "dropout rate of the decoder LSTM's hidden state")
     p_postnet_dropout: float = _share(0.5, "dropout rate after each postnet convolution")
     mask_padding: bool = _setting(True, "beyond a clip's end: mel 0, gate logit 1000")
-    gate_threshold: float = _share(0.5, "inference stops at this stop probability")
+    gate_threshold: float = _share(
+        0.5, "inference stops once a clip has ended with this probability"
+    )
     max_decoder_steps: int = _above_0(1000, "inference cuts a clip off after this many frames")
 
     # Optimisation

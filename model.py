@@ -27,7 +27,7 @@ class Output(NamedTuple):
     alignment: Tensor  # (B, T_out, T_in) attention weights; each row sums to 1
 
 
-CHECK_EVERY = 16  # frames of inference, after which it asks whether all clips have stopped
+CHECK_EVERY = 16  # frames, in inference, after which it is asked whether all clips have stopped
 
 
 class InferenceOutput(NamedTuple):
@@ -300,8 +300,9 @@ class Decoder(nn.Module):
             if self.implementation == "auto":
                 self.implementation, _ = fastest_decoder(memory.device)
             *features, alignment = self._scan(*inputs, dtype)
-        # (T_out, B, n_mels), (T_out, B)
-        mel, gate = self.project(*features, *self.output_weights())
+        mel, gate = self.project(
+            *features, *self.output_weights()
+        )  # (T_out, B, n_mels), (T_out, B)
         return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
 
     def generate(
@@ -309,24 +310,28 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Decodes freely: the input of every step is the frame that the last one made.
 
-        It ends up to ``CHECK_EVERY - 1`` frames after the gate of every clip has opened, with a
-        probability above ``gate_threshold``, or after ``max_steps`` frames. Arguments and results
-        are those of :meth:`forward`.
+        It ends once every clip has ended, with a probability (:func:`end_probability`) above
+        ``gate_threshold``, or after ``max_steps`` frames. Arguments and results are those of
+        :meth:`forward`.
         """
         keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
         state = self.initial_state(memory)
         frame = memory.new_zeros(len(memory), self.n_mels)
-        stopped = torch.zeros(len(memory), dtype=torch.bool, device=memory.device)
-        steps, output_weights = [], self.output_weights()
-        while len(steps) < max_steps:
+        frames, gates, weights, output_weights = [], [], [], self.output_weights()
+        n_frames = max_steps
+        while len(frames) < n_frames:
             state = self.step(self.prenet(frame), state, memory, keys, padding)
             frame, gate = self.project(state.decoder_hidden, state.context, *output_weights)
-            steps.append((frame, gate, state.weights))
-            stopped |= torch.sigmoid(gate) > gate_threshold
+            frames.append(frame)
+            gates.append(gate)
+            weights.append(state.weights)
             # Only now and then, since asking makes a GPU finish first.
-            if len(steps) % CHECK_EVERY == 0 and stopped.all():
-                break
-        frames, gates, weights = zip(*steps, strict=True)
+            if len(frames) % CHECK_EVERY == 0 or len(frames) == max_steps:
+                ended = end_probability(torch.stack(gates, 1)) > gate_threshold  # (B, T_out)
+                n_running = int((~ended).any(0).sum())  # frames after which a clip goes on
+                if n_running < len(frames):
+                    n_frames = n_running + 1
+        frames, gates, weights = (x[:n_frames] for x in (frames, gates, weights))
         return torch.stack(frames, 2), torch.stack(gates, 1), torch.stack(weights, 1)
 
     def graph_shapes(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -463,7 +468,7 @@ class Tacotron2(nn.Module):
 
     @torch.inference_mode()
     def inference(self, text: Tensor, text_lengths: Tensor | None = None) -> InferenceOutput:
-        """Generates frames until every clip's gate opens, or up to ``max_decoder_steps``.
+        """Generates frames until every clip has ended, or up to ``max_decoder_steps``.
 
         Apart from the prenet's dropout, a clip's result does not depend on the rest of the batch:
         since convolutions see beyond a clip's end, encoder and postnet run clip by clip.
@@ -489,18 +494,26 @@ class Tacotron2(nn.Module):
         mel, gate, alignment = self.decoder.generate(
             memory, padding, self.gate_threshold, self.max_decoder_steps
         )
-        opens = torch.sigmoid(gate) > self.gate_threshold  # (B, T_out)
-        stopped = opens.any(1)
-        mel_lengths = torch.where(stopped, opens.int().argmax(1) + 1, mel.size(2))
-        lengths = mel_lengths.tolist()
-        T_out = max(lengths)
-        mel, gate, alignment = mel[:, :, :T_out], gate[:, :T_out], alignment[:, :T_out]
+        ended = end_probability(gate) > self.gate_threshold  # (B, T_out)
+        stopped = ended.any(1)
+        mel_lengths = torch.where(stopped, ended.int().argmax(1) + 1, mel.size(2))
         mel_postnet = mel.clone()
-        for i, n in enumerate(lengths):
+        for i, n in enumerate(mel_lengths.tolist()):
             mel_postnet[i, :, :n] += self.postnet(mel[i : i + 1, :, :n])[0]
-        padding = ~length_mask(mel_lengths, T_out)
+        padding = ~length_mask(mel_lengths, mel.size(2))
         mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, padding)
         return InferenceOutput(mel, mel_postnet, gate, alignment, mel_lengths, stopped)
+
+
+def end_probability(gate: Tensor) -> Tensor:
+    """Returns the probability (B, T_out) that a clip has ended by each frame, of gate logits
+    (B, T_out).
+
+    The gate is trained on clips that each end once. So its probability p at a frame is that of
+    ending there if the clip has not ended before, and it has ended by then with 1 - prod(1 - p).
+    A clip whose end is uncertain may never have a p above a half, but it does end.
+    """
+    return -torch.expm1(-F.softplus(gate).cumsum(1))
 
 
 def _convolution(in_dim: int, out_dim: int, kernel_size: int, gain: str) -> nn.Sequential:

@@ -1,11 +1,13 @@
-"""Check that training is exact on a GPU, and measure what is worth knowing there. Makes one
-report, for "On a GPU" in docs/performance.md.
+"""Measure everything on a GPU that is worth knowing there, and check that training is exact there.
+Makes one report, for "On a GPU" in docs/performance.md.
 
     bash benchmarks/gpu_report.sh --output gpu_report      # --smoke: tiny, to try it on a CPU
-    bash benchmarks/gpu_report.sh --only tests steps       # these parts alone
+    bash benchmarks/gpu_report.sh --parts Steps Memory     # some parts alone
 
-Each part has its own time, ten minutes altogether. The programs print into report.md as they run.
-A part that fails or takes too long says so and does not stop the others.
+The checks come first, then five epochs of training on noise, times and memory of steps, an epoch of
+LJSpeech by each batching, the largest batches that fit, and runs that are stopped, killed and
+resumed. Each part has its own budget, nine minutes in all; what it printed is written to report.md
+when it ends, or when its time is over. A part that fails says so and does not stop the others.
 """
 
 import json
@@ -17,7 +19,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -30,68 +31,56 @@ from corpus.lengths import ljspeech_lengths
 from training.device import device_name
 
 ROOT = Path(__file__).resolve().parent.parent
-STEP = "benchmarks/bench_step.py"
-ALL = "--implementations scan triton scan+tf32 triton+tf32 scan+bf16 triton+bf16"
-# In this order: seconds, and programs. CORPUS: settings of a corpus of noise; RUN: a new folder.
-PARTS = {
-    "tests": (120, ["-m pytest -x -q tests/test_decoder_triton.py tests/test_device.py"]),
-    "training": (90, ["train.py -o RUN --hparams CORPUS,epochs=5"]),
-    "steps": (
-        140,
-        [
-            f"{STEP} --rounds 3 --frames 400 --implementations reference triton",
-            f"{STEP} --rounds 3 --frames 400 --batch_sizes 16 32 64 {ALL}",
-        ],
-    ),
-    "epoch": (
-        100,
-        [f"{STEP} --epoch --rounds 3 --batches 4 --implementations triton --batchings all"],
-    ),
-    "memory": (50, ["scripts/find_batch_capacity.py --hparams CORPUS"]),
-    "kills": (80, ["benchmarks/soak.py --runs 4"]),
+BUDGETS = {  # seconds
+    "Tests": 100,
+    "Five epochs of the full model": 90,
+    "Steps": 120,
+    "An epoch of LJSpeech": 130,
+    "Memory": 50,
+    "Stops and kills": 50,
 }
+STEP = "benchmarks/bench_step.py"
+ALL = "--implementations reference scan triton scan+tf32 triton+tf32 scan+bf16 triton+bf16"
+STEPS = (
+    f"{STEP} --rounds 4 --frames 200 400 {ALL}",
+    f"{STEP} --rounds 4 --frames 800 --batch_sizes 16 32 {ALL}",
+)
+EPOCHS = (
+    f"{STEP} --epoch --rounds 3 --batches 4 --implementations reference triton",
+    f"{STEP} --epoch --rounds 3 --batches 4 --implementations triton --batchings all",
+)
+TESTS = "tests/test_decoder_triton.py tests/test_decoder_scan.py tests/test_model.py"
 SMALL = (
     "symbols_embedding_dim=8,encoder_embedding_dim=8,prenet_dim=8,attention_rnn_dim=12,"
     "attention_dim=6,attention_location_n_filters=4,attention_location_kernel_size=5,"
     "decoder_rnn_dim=10,postnet_embedding_dim=8,n_mel_channels=10"
 )
-TINY_STEP = f"{STEP} --implementations reference scan --hparams {SMALL} --rounds 1"
-SMOKE = {
-    "tests": (120, ["-m pytest -x -q tests/test_device.py"]),
-    "training": PARTS["training"],
-    "steps": (60, [f"{TINY_STEP} --batch_sizes 2 --frames 8"]),
-    "epoch": (60, [f"{TINY_STEP} --epoch --batches 1"]),
-    "memory": (100, ["scripts/find_batch_capacity.py --memory_gib 0.5 --hparams CORPUS"]),
-    "kills": (200, ["benchmarks/soak.py --runs 1"]),
-}
+SMOKE = f"{STEP} --implementations reference scan --hparams {SMALL}"
 
 
-def run(command: str, end: float, report: TextIO) -> None:
-    """Runs a program of this repository, which prints into ``report``, until the time ``end``.
+def run(seconds: float, *commands: str) -> str:
+    """Returns what programs of this repository print, together within ``seconds``: of the one that
+    is not done by then, what it has printed so far.
 
     Raises:
-        RuntimeError: it fails or takes too long.
+        RuntimeError: one of them fails.
     """
-    report.write(f"`python {command}`\n\n")
-    report.flush()
-    program = subprocess.Popen(
-        [sys.executable, *shlex.split(command)],
-        cwd=ROOT,
-        stdout=report,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        start_new_session=True,
-    )
-    try:
-        status = program.wait(max(end - time.monotonic(), 1))
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"{command} was ended: the part's time is over") from None
-    finally:
-        if program.poll() is None:  # with the programs that it started
-            os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
-    if status:
-        raise RuntimeError(f"{command} ended with status {status}")
+    printed, end = [], time.monotonic() + seconds
+    for command in commands:
+        options = {"cwd": ROOT, "text": True, "stdout": subprocess.PIPE, "start_new_session": True}
+        arguments = [sys.executable, "-u", *shlex.split(command)]
+        process = subprocess.Popen(arguments, **options, stderr=subprocess.STDOUT)
+        try:
+            output, _ = process.communicate(timeout=max(end - time.monotonic(), 1))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the programs that it started
+            output = process.communicate()[0] + "\n(its time was over)"
+        else:
+            if process.returncode:
+                problem = f"{command} ended with status {process.returncode}"
+                raise RuntimeError("\n".join([*printed, f"{problem}:\n{output[-2000:]}"]))
+        printed.append(f"`python {command}`\n\n{output}")
+    return "\n".join(printed)
 
 
 def write_corpus(folder: Path, n_clips: int, smoke: bool) -> str:
@@ -109,54 +98,58 @@ def write_corpus(folder: Path, n_clips: int, smoke: bool) -> str:
     return f"{settings},{SMALL},batch_size=4" if smoke else settings
 
 
-def epochs_table(output: Path) -> str:
-    """Returns a table of the epochs of a run."""
+def training(settings: str, output: Path, seconds: float) -> str:
+    """Trains five epochs; returns what it prints, and a table of its times."""
     rows = ["| epoch | seconds | peak GiB | waiting for data |\n|---|--:|--:|--:|"]
+    printed = run(seconds, f"train.py -o {output} --hparams {settings},epochs=5")
     for record in map(json.loads, (output / "metrics.jsonl").read_text().splitlines()):
         if record["event"] == "epoch":
             seconds, wait = 60 * record["minutes"], record["data_wait"]
             peak = record["peak_memory_gib"]
             rows.append(f"| {record['epoch'] + 1} | {seconds:.2f} | {peak:.2f} | {wait:.2%} |")
-    return "\n".join(rows)
+    return printed + "\n" + "\n".join(rows)
 
 
 def main() -> None:
     parser = ArgumentParser(description="Measure what a GPU can do with this recipe.")
     parser.add_argument("--output", type=Path, default=Path("gpu_report"), help="%(default)s")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, on a CPU too")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts")
+    names = ", ".join(BUDGETS)
+    options = {"nargs": "+", "choices": BUDGETS, "default": [*BUDGETS], "metavar": "NAME"}
+    parser.add_argument("--parts", **options, help=f"some of {names} (default: all)")
     args = parser.parse_args()
     make_folder(args.output, "give another --output")
+    steps, epochs, tests = STEPS, EPOCHS, TESTS
+    if args.smoke:
+        steps = (f"{SMOKE} --rounds 1 --batch_sizes 2 --frames 8",)
+        epochs, tests = (f"{SMOKE} --epoch --rounds 1 --batches 1",), "tests/test_decoder_scan.py"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    failed = []
-    with (
-        (args.output / "report.md").open("w", encoding="utf-8") as report,
-        tempfile.TemporaryDirectory() as name,
-    ):
-        report.write(f"# {device_name(device)}, PyTorch {torch.__version__}\n\n")
-        folder = Path(name)
-        corpus = write_corpus(folder / "corpus", 40 if args.smoke else 320, args.smoke)
-        for title in args.only:
-            seconds, commands = (SMOKE if args.smoke else PARTS)[title]
-            print(f"{title}: up to {seconds} s", flush=True)
-            report.write(f"## {title}\n\n")
-            start = time.monotonic()
+    report, failed = [f"# {device_name(device)}, PyTorch {torch.__version__}\n"], []
+    with tempfile.TemporaryDirectory() as name:
+        settings = write_corpus(Path(name, "corpus"), 40 if args.smoke else 320, args.smoke)
+        limit = "--memory_gib 0.5 " if args.smoke else ""
+        commands = {
+            "Tests": (f"-m pytest -q -x {tests}",),
+            "Steps": steps,
+            "An epoch of LJSpeech": epochs,
+            "Memory": (f"scripts/find_batch_capacity.py {limit}--hparams {settings}",),
+            "Stops and kills": (f"benchmarks/soak.py --runs {1 if args.smoke else 4}",),
+        }
+        for title in args.parts:
+            start, seconds = time.monotonic(), BUDGETS[title]
             try:
-                for command in commands:
-                    command = command.replace("CORPUS", corpus).replace("RUN", f"{folder}/run")
-                    run(command, start + seconds, report)
-                if title == "training":
-                    report.write(f"\n{epochs_table(folder / 'run')}\n")
+                if title in commands:
+                    text = run(seconds, *commands[title])
+                else:
+                    text = training(settings, Path(name, "run"), seconds)
             except Exception as error:
-                problem = f"FAILED: {type(error).__name__}: {error}"
-                print(problem, flush=True)
-                report.write(f"\n{problem}\n")
+                text = f"FAILED: {type(error).__name__}: {error}"
                 failed.append(title)
-            report.write(f"\n*{time.monotonic() - start:.0f} s*\n\n")
-            report.flush()
-    print(f"{args.output}/report.md")
+            report.append(f"## {title}\n\n{text}\n\n*{time.monotonic() - start:.0f} s*\n")
+            print(report[-1], flush=True)
+            (args.output / "report.md").write_text("\n".join(report), encoding="utf-8")
     if failed:
-        sys.exit(f"FAILED: {', '.join(failed)}; see {args.output}/report.md")
+        sys.exit(f"FAILED: {', '.join(failed)}; see above")
 
 
 if __name__ == "__main__":

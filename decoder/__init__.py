@@ -10,6 +10,7 @@ module need not know them: :func:`check_fast_path` notices, and training calls t
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import CalledProcessError
 from types import ModuleType
 from typing import Any
 
@@ -51,6 +52,9 @@ def fastest_decoder(device: torch.device) -> tuple[str, str]:
 def fall_back_to_scan(decoder: nn.Module, problem: str | Exception) -> str:
     """Makes ``decoder`` use scan from now on; returns a note that says so."""
     decoder.implementation = "scan"
+    if isinstance(problem, CalledProcessError) or "C compiler" in str(problem):
+        # Triton compiles its launchers when they are first used.
+        problem = "it needs a C compiler and Python's headers; install gcc and python3-dev"
     problem = problem if isinstance(problem, str) else _in_one_line(problem)
     return f"decoder=triton fails ({problem}); training uses decoder=scan"
 

@@ -7,6 +7,9 @@ Sums are in float32, in an order that does not depend on the other clips of the 
 On a GPU, the kernels of a few frames are captured in a CUDA graph, once per shape, so that they are
 not launched one by one.
 
+A kernel that writes where it reads has a barrier before its first store: several of its threads may
+load one value.
+
 In a kernel, b is a clip, n a character, u an LSTM unit, and k runs along a sum. Shapes are
 scan's.
 """
@@ -318,18 +321,21 @@ class _Graph:
         """Captures a graph of ``run``. Raises :class:`CaptureError` if that fails."""
         current, stream, graph = torch.cuda.current_stream(), _stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):  # kernels compile, and libraries allocate
-            self.run(*self.tensors)
+        # Not by torch.cuda.graph(), which synchronises and empties the caches for each of them.
+        with torch.cuda.stream(stream):
+            self.run(*self.tensors)  # kernels compile, and libraries allocate
+            try:
+                # The loader's thread may pin memory meanwhile: stricter modes forbid it.
+                graph.capture_begin(_pool(), capture_error_mode="thread_local")
+                try:
+                    self.run(*self.tensors)
+                finally:
+                    graph.capture_end()
+            except Exception as error:  # of memory too, whose class depends on PyTorch's version
+                first = error.__context__ or error
+                reason = str(first).partition("\n")[0]
+                raise CaptureError(f"CUDA graph capture failed: {reason}") from error
         current.wait_stream(stream)
-        # The loader's thread may pin memory meanwhile: stricter modes forbid it.
-        options = {"pool": _pool(), "stream": stream, "capture_error_mode": "thread_local"}
-        try:
-            # The outer context restores the stream if the capture fails.
-            with torch.cuda.stream(current), torch.cuda.graph(graph, **options):
-                self.run(*self.tensors)
-        except Exception as error:  # of memory too, whose class depends on PyTorch's version
-            reason = str(error).partition("\n")[0]
-            raise CaptureError(f"CUDA graph capture failed: {reason}") from error
         return graph
 
 
@@ -417,6 +423,7 @@ def lstm_step(
     h = o * tanh(c)
     if HAS_MASK:
         h = tl.where(tl.load(mask + place, here, 0), h * scale, 0.0)
+    tl.debug_barrier()
     tl.store(gate, i, here)
     tl.store(gate + H, f, here)
     tl.store(gate + 2 * H, g, here)
@@ -446,8 +453,10 @@ def cell_backward(
     g, o = tl.load(gate + 2 * H, here, 0.0), tl.load(gate + 3 * H, here, 0.0)
     c = tanh(tl.load(cell_out + place, here, 0.0))
     d_c = tl.load(d_cell + place, here, 0.0) + d_hidden * o * (1 - c * c)
+    before = tl.load(cell + place, here, 0.0)
+    tl.debug_barrier()
     tl.store(gate, d_c * g * i * (1 - i), here)
-    tl.store(gate + H, d_c * tl.load(cell + place, here, 0.0) * f * (1 - f), here)
+    tl.store(gate + H, d_c * before * f * (1 - f), here)
     tl.store(gate + 2 * H, d_c * i * (1 - g * g), here)
     tl.store(gate + 3 * H, d_hidden * c * o * (1 - o), here)
     tl.store(d_cell + place, d_c * f, here)
@@ -475,6 +484,7 @@ def accumulate(
     here, place = (b < B) & (column < N), b * N + column
     sums = tl.load(out + place, here, 0.0)
     sums = product(x, weight, sums, b, column, B, N, K, BLOCK_K, PRECISION)
+    tl.debug_barrier()
     tl.store(out + place, sums, here)
 
 
@@ -625,5 +635,7 @@ def score_gradient(
         of_weights = tl.sum(d_score * tl.load(place, real, 0.0), 1)
         of_sums = tl.sum(d_score * tl.load(place + W, real, 0.0), 1)
         out = d_past + b * 2 * T_in + m
+        of_sums += tl.load(out + T_in, m < T_in, 0.0)
+        tl.debug_barrier()
         tl.store(out, of_weights, m < T_in)
-        tl.store(out + T_in, tl.load(out + T_in, m < T_in, 0.0) + of_sums, m < T_in)
+        tl.store(out + T_in, of_sums, m < T_in)

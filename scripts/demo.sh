@@ -15,7 +15,7 @@ echo "== 600 clips of 0.4 to 4 seconds, with LJSpeech's spread of lengths"
 # Small, with frames of 25 ms, a high learning rate and guided attention: it learns in minutes.
 settings="data_dir=data/demo,training_files=filelists/demo_train.txt,\
 validation_files=filelists/demo_val.txt,epochs=${EPOCHS:-5},batch_size=8,hop_length=551,learning_rate=4e-3,\
-guided_attention_weight=1,gate_threshold=0.05,max_decoder_steps=300,p_encoder_dropout=0.1,p_postnet_dropout=0.1,\
+guided_attention_weight=1,max_decoder_steps=300,p_encoder_dropout=0.1,p_postnet_dropout=0.1,\
 symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=128,\
 attention_dim=32,attention_location_n_filters=8,attention_location_kernel_size=15,\
 decoder_rnn_dim=128,postnet_embedding_dim=128"
@@ -31,7 +31,7 @@ echo
 "$PYTHON" scripts/results.py runs/demo
 cat <<END
 
-(Steps are decoder steps per epoch. The paper's GPU times follow them; on a CPU, padding counts too.
+(Steps are decoder steps per epoch: frames of all batches. On a CPU, padding counts too.
 Times are wall-clock: other programs on this machine change them.)
 
 Curves, pictures, audio:   $PYTHON -m tensorboard.main --logdir runs/demo

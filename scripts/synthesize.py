@@ -171,7 +171,7 @@ def write_speech(stem: Path, pieces: Sequence[Spoken], text: str, hparams: HPara
     seconds = mel.size(1) * hop_seconds
     line = f"{stem}.wav: {seconds:.1f} s"
     if not all(piece.stopped for piece in pieces):
-        line += ", cut off: it never stopped (train longer, or lower gate_threshold)"
+        line += ", cut off: it never stopped (train longer)"
     elif seconds < 0.05:
         line += ", nothing to hear: it stopped at once (train longer, or raise gate_threshold)"
     return line

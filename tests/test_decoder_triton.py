@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock, Mock
 
+import numpy as np
 import pytest
 import test_decoder_scan
 import torch
@@ -204,7 +205,9 @@ def test_after_a_failed_capture_the_run_goes_on_with_scan(graphs, monkeypatch, c
         steps = iter([graphs[0]._capture, lambda: "done"])
         with monkeypatch.context() as patch:
             patch.setattr(torch, "cuda", cuda)
-            cuda.graph.side_effect = failure
+            run = Mock(side_effect=[None, failure])  # the first time, kernels compile
+            patch.setattr(graphs[0], "run", run)
+            cuda.CUDAGraph().capture_end.side_effect = RuntimeError("the capture is invalid")
             assert trial.with_fallback(model, lambda steps: next(steps)(), steps) == "done"
         assert model.decoder.implementation == "scan"
         (note,) = capsys.readouterr().out.splitlines()
@@ -213,6 +216,82 @@ def test_after_a_failed_capture_the_run_goes_on_with_scan(graphs, monkeypatch, c
             f"note: decoder=triton fails (CaptureError: CUDA graph capture failed: {reason}); "
             "training uses decoder=scan"
         )
+
+
+# Races
+
+
+class Accesses:
+    """Records what the programs of each launch load and store, and what could race."""
+
+    def __init__(self, monkeypatch) -> None:
+        from triton.runtime import interpreter
+
+        self.races, self.n_stores = [], 0
+        builder = interpreter.InterpreterBuilder
+        for owner, name, note in (
+            (interpreter.GridExecutor, "__call__", self.launch),
+            (builder, "set_grid_idx", self.program),
+            (builder, "create_masked_load", self.load),
+            (builder, "create_masked_store", self.store),
+            (builder, "create_barrier", self.barrier),
+        ):
+            original = getattr(owner, name)
+
+            def noted(this, *args, note=note, original=original, **options):
+                note(this, *args)
+                return original(this, *args, **options)
+
+            monkeypatch.setattr(owner, name, noted)
+
+    def launch(self, executor, *_) -> None:
+        self.kernel = executor.fn.__name__
+        self.readers, self.writers = {}, {}  # of each address: a program
+
+    def program(self, _, *index: int) -> None:
+        self.index, self.unsafe, self.written = index, set(), set()
+
+    def barrier(self, _) -> None:
+        self.unsafe = set()  # addresses that another thread may still have to load
+
+    def load(self, _, pointers, mask, *__) -> None:
+        addresses = set(pointers.data[np.broadcast_to(mask.data, pointers.data.shape)].tolist())
+        self.unsafe |= addresses
+        self.note("loads what it stored", addresses & self.written)
+        others = {a for a in addresses if self.writers.get(a, self.index) != self.index}
+        self.note("loads what another stores", others)
+        for address in addresses:  # of several readers, any other one
+            self.readers.setdefault(address, set()).add(self.index)
+
+    def store(self, _, pointers, value, mask, *__) -> None:
+        addresses = set(pointers.data[np.broadcast_to(mask.data, pointers.data.shape)].tolist())
+        self.n_stores += len(addresses)
+        self.note("stores before a barrier", addresses & self.unsafe)
+        for address in addresses:
+            programs = self.readers.get(address, set()) | {self.writers.get(address, self.index)}
+            self.note("stores what another uses", programs - {self.index})
+            self.writers[address] = self.index
+        self.written |= addresses
+
+    def note(self, problem: str, found: set) -> None:
+        if found:
+            self.races.append(f"{self.kernel}{self.index} {problem}")
+
+
+@pytest.mark.skipif(GPU, reason="the interpreter records")
+def test_no_program_touches_what_another_writes_nor_loads_what_it_has_stored(monkeypatch):
+    monkeypatch.setattr(kernels, "MAX_ROWS", 16)  # so that each launch has several programs
+    monkeypatch.setattr(kernels, "CHARACTERS", 4)
+    inputs = arguments(2, 20, 20)
+    accesses = Accesses(monkeypatch)
+    outputs = decode(inputs, kernels)
+    torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+    assert accesses.n_stores > 10_000 and accesses.races == []
+    monkeypatch.setattr(kernels.tl, "debug_barrier", lambda *_, **__: None)
+    outputs = decode(inputs, kernels)
+    torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+    raced = {re.match(r"\w+", race)[0] for race in accesses.races}
+    assert raced == {"lstm_step", "cell_backward", "accumulate", "score_gradient"}
 
 
 # The choice

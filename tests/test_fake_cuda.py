@@ -100,7 +100,8 @@ def test_every_tensor_is_on_the_gpu(decoder, precision, monkeypatch, request, fu
             padding = torch.zeros(2, 9, dtype=torch.bool)
             state = model.decoder.initial_state(memory)
             state = model.decoder.step(frame, state, memory, keys, padding)
-            assert model.decoder.project(state.decoder_hidden, state.context)[0].shape == (2, 10)
+            inputs = state.decoder_hidden, state.context, *model.decoder.output_weights()
+            assert model.decoder.project(*inputs)[0].shape == (2, 10)
     if started:
         tensors = [x for call in started.call_args_list for x in call.args if torch.is_tensor(x)]
         assert tensors and {x.device.type for x in tensors} == {"cuda"}

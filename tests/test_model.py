@@ -101,9 +101,9 @@ def test_inference_of_a_batch_is_that_of_each_clip(tiny):
     batch = noise_batch(tiny, [9, 6, 4], [5, 5, 5])
     with torch.no_grad():  # so that one gate opens after another, and the last never
         model.decoder.gate_layer.linear_layer.weight.mul_(-16)
-        model.decoder.gate_layer.linear_layer.bias.fill_(-5)
+        model.decoder.gate_layer.linear_layer.bias.fill_(-8)
     together = model.inference(batch.text, batch.text_lengths)
-    assert together.mel_lengths.tolist() == [2, 3, 20]
+    assert together.mel_lengths.tolist() == [15, 19, 20]
     lengths = zip(batch.text_lengths.tolist(), together.mel_lengths.tolist(), strict=True)
     for i, (n_chars, n_frames) in enumerate(lengths):
         alone = model.inference(batch.text[i : i + 1, :n_chars])
@@ -116,21 +116,28 @@ def test_inference_of_a_batch_is_that_of_each_clip(tiny):
         assert not together.mel_postnet[i, :, n_frames:].any()
 
 
+def test_a_clip_has_ended_by_a_frame_unless_it_goes_on_at_all_before():
+    p = torch.tensor([[0.1] * 9, [0.45, 0.0, 0.2, 0.9, 0.0, 0.0, 0.0, 0.0, 1.0], [0.0] * 9])
+    expected = 1 - (1 - p).cumprod(1)
+    gate = torch.logit(p, eps=1e-7)
+    assert_close(model_module.end_probability(gate), expected, rtol=1e-4, atol=1e-5)
+    ended = model_module.end_probability(gate) > 0.5
+    assert ended.int().argmax(1).tolist() == [6, 2, 0] and not ended[2].any()
+
+
 def test_how_often_inference_asks_whether_all_have_stopped_changes_nothing(monkeypatch):
-    model, text = build(**NO_DROPOUT).eval(), torch.arange(1, 16).view(3, 5)
-    with torch.no_grad():
-        model.decoder.gate_layer.linear_layer.weight.mul_(-16)
-        model.decoder.gate_layer.linear_layer.bias.fill_(-5)
-    # All stop within 16 frames; some never stop; max_decoder_steps is no multiple of 16.
-    for clips, max_steps, lengths in ((slice(2, 3), 40, [2]), (slice(3), 20, [20, 20, 2])):
-        model.max_decoder_steps, outputs = max_steps, []
+    model = build(**NO_DROPOUT, max_decoder_steps=20).eval()
+    text, outputs = torch.arange(1, 16).view(3, 5), []
+    model.decoder.gate_layer.linear_layer.weight.data.mul_(-16)
+    for bias in (-7, -100, 100):  # after some frames, never, at once
+        nn.init.constant_(model.decoder.gate_layer.linear_layer.bias, bias)
         for check_every in (1, 3, 16):
             monkeypatch.setattr(model_module, "CHECK_EVERY", check_every)
-            outputs.append(model.inference(text[clips]))
-            for ours, expected in zip(outputs[-1], outputs[0], strict=True):
+            outputs.append(model.inference(text))
+        for output in outputs[-2:]:
+            for ours, expected in zip(output, outputs[-3], strict=True):
                 assert torch.equal(ours, expected)
-        assert outputs[0].mel_lengths.tolist() == lengths
-        assert outputs[0].mel.size(2) == outputs[0].alignment.size(1) == max(lengths)
+    assert outputs[0].mel_lengths.tolist() == [7, 7, 6]
 
 
 def test_inference_wants_eval_mode_calls_the_encoders_lstm_and_says_which_clips_stopped():

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+from subprocess import CalledProcessError
 from unittest.mock import Mock, patch
 
 import numpy as np
@@ -162,6 +163,8 @@ def choose(monkeypatch, triton: dict | Exception, first: Exception | None = None
             "its loss differs from scan's by 0.1",
         ),
         ({"seconds": 1.5, "loss": torch.tensor(math.nan)}, "scan", "its loss differs"),
+        (RuntimeError("Failed to find C compiler. Set CC"), "scan", "install gcc and python3-dev"),
+        (CalledProcessError(1, ["gcc"]), "scan", "install gcc and python3-dev"),
         (
             RuntimeError("out of resource\nMore"),
             "scan",

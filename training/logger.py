@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
-import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
@@ -21,6 +20,7 @@ from batching import EpochBatchSampler, batch_statistics
 from cli import UserError
 from corpus.audio import griffin_lim
 from hparams import HParams
+from model import end_probability
 from training.checkpoint import Progress
 from training.distributed import SEVERAL
 
@@ -302,11 +302,11 @@ def draw_mels(sample: Sample, frame: float) -> Figure:
 
 
 def draw_gate(sample: Sample, frame: float) -> Figure:
-    """Draws the probability of stopping at each frame, and its target."""
+    """Draws the probability that the clip has ended by each frame, and its target."""
     figure, (axes,) = _figure(2.5)
     seconds = np.arange(len(sample.gate)) * frame
     axes.plot(seconds, sample.gate_target.numpy(), color="0.7", label="target")
-    axes.plot(seconds, torch.sigmoid(sample.gate).numpy(), label="predicted")
-    axes.set(xlabel="time (s)", ylabel="stop probability", ylim=(-0.05, 1.05))
+    axes.plot(seconds, end_probability(sample.gate[None])[0].numpy(), label="predicted")
+    axes.set(xlabel="time (s)", ylabel="has ended: probability", ylim=(-0.05, 1.05))
     axes.legend(loc="upper left", frameon=False)
     return figure

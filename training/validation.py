@@ -16,7 +16,7 @@ from cli import progress_bar
 from data_utils import VALIDATION_SEED, Batch, MelDataset, load_ahead
 from layers import length_mask, preserved_buffers
 from loss_function import Tacotron2Loss, distance_from_diagonal
-from model import Output, Tacotron2
+from model import Output, Tacotron2, end_probability
 from training.device import full_precision
 from training.distributed import RANK, WORLD_SIZE, broadcast_buffers, gathered
 from training.logger import Sample
@@ -130,11 +130,11 @@ def alignment_scores(
 
 
 def stop_errors(gate: Tensor, mel_lengths: Tensor, threshold: float) -> Tensor:
-    """Returns the frames (B,) between each clip's last frame and the first whose stop probability
-    exceeds ``threshold``; 1 if it never does. ``gate`` (B, T_out) are logits."""
-    opens = (torch.sigmoid(gate) > threshold) | ~length_mask(mel_lengths, gate.size(1))
-    opens = F.pad(opens, (0, 1), value=True)
-    return (opens.int().argmax(1) - (mel_lengths - 1)).abs()
+    """Returns the frames (B,) between each clip's last frame and the first by which it has ended
+    with a probability above ``threshold``; 1 if there is none. ``gate`` (B, T_out) are logits."""
+    ended = (end_probability(gate) > threshold) | ~length_mask(mel_lengths, gate.size(1))
+    ended = F.pad(ended, (0, 1), value=True)
+    return (ended.int().argmax(1) - (mel_lengths - 1)).abs()
 
 
 @contextmanager
