@@ -13,10 +13,12 @@ import pytest
 import torch
 from conftest import Forked, assert_same_run, build
 
+import model as model_module
 import train
 from cli import UserError
 from corpus.clips import Clip
 from data_utils import MelDataset, training_sampler
+from decoder import scan
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from scripts import find_batch_capacity
@@ -181,6 +183,39 @@ def test_a_batch_that_does_not_fit_is_no_reason_against_triton(monkeypatch):
     full = torch.OutOfMemoryError("CUDA out of memory")
     implementation, line = choose(monkeypatch, {"seconds": 1.5}, full)
     assert implementation == "triton" and "2.000 s with scan and 1.500 s with triton" in line
+
+
+@pytest.mark.parametrize("where", ["step", "validate"])
+def test_a_run_goes_on_with_scan_after_a_failure_of_triton_and_keeps_it(
+    tmp_path, settings, run, monkeypatch, capsys, where
+):
+    """Here, triton is scan by another name."""
+    chosen, failures = [], [RuntimeError("no kernel image\nCompile with")]
+    works = getattr(train.Run, where)
+
+    def check_fast_path(model, _):
+        model.decoder.implementation = model.decoder.implementation.replace("auto", "triton")
+        return []
+
+    def choose_decoder(model, *_):
+        chosen.append(model.decoder.implementation)
+        return "it is the fastest"
+
+    def fails_once(self, *arguments):
+        if failures and self.progress.step > 1:
+            raise failures.pop()
+        return works(self, *arguments)
+
+    monkeypatch.setattr(model_module, "recurrences", lambda _: scan)
+    monkeypatch.setattr(train, "check_fast_path", check_fast_path)
+    monkeypatch.setattr(trial, "choose_decoder", choose_decoder)
+    monkeypatch.setattr(train.Run, where, fails_once)
+    settings += "decoder=auto,check_memory=False,epochs_per_validation=1,"
+    assert run("run", settings + "epochs=1") == 0 and chosen == ["triton"]
+    note = "note: decoder=triton fails (RuntimeError: no kernel image); training uses decoder=scan"
+    assert note in capsys.readouterr().out
+    assert load_newest(tmp_path / "run")[1]["decoder"] == "scan"
+    assert run("run", settings + "epochs=2", "--resume") == 0 and chosen == ["triton"]
 
 
 ENGINE = RuntimeError("GET was unable to find an engine to execute this computation")

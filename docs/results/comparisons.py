@@ -88,8 +88,12 @@ def read(series: str) -> pd.DataFrame:
 def final_logs(series: str, loss: str) -> pd.DataFrame:
     """Returns the logarithm of each run's final loss: a row for each seed, a column for each
     experiment. It is the paper's VL3: the mean of the last two validations."""
-    last = read(series).groupby(["seed", "experiment"]).tail(2)
-    return np.log(last.pivot_table(loss, "seed", "experiment"))
+    return np.log(last_two(read(series).assign(run=lambda x: x.experiment), loss))
+
+
+def last_two(records: pd.DataFrame, loss: str) -> pd.DataFrame:
+    """Returns the mean of the last two validations: a row for each seed, a column for each run."""
+    return records.groupby(["seed", "run"]).tail(2).pivot_table(loss, "seed", "run")
 
 
 def random_within(series: str, loss: str, experiment: str) -> pd.Series:
@@ -266,6 +270,35 @@ def sweep() -> list[dict[str, str]]:
     return rows
 
 
+def studies() -> list[dict[str, str]]:
+    """Returns the masked losses of runs with other settings, on synthetic speech: their changes
+    from RAND's at its usual learning rate, after equal epochs, and halfway after equal times, which
+    are the processor's of the run that takes least. Each has its own interval."""
+    records = read("studies")
+    records["run"] = records.experiment + ", " + records.series
+    losses = {"after all epochs": last_two(records[records.part == "annealed"], "masked_loss")}
+    records = records[records.part == "common"]
+    losses["halfway, equal epochs"] = last_two(records, "masked_loss")
+    minutes = records.groupby("run").processor_minutes.mean()
+    epochs = records.groupby("run").epoch.agg(lambda x: x.max() - x.min() + x.diff().median())
+    least, start = (minutes * epochs).min(), records.epoch.max() - epochs.max()
+    at_least = {
+        key: np.interp(
+            start + least / minutes[key[1]], run.epoch, run.masked_loss.rolling(2, 1).mean()
+        )
+        for key, run in records.groupby(["seed", "run"])
+    }
+    losses["halfway, equal time"] = pd.Series(at_least).unstack()
+    rows = []
+    for name in losses["after all epochs"]:
+        row = {"run": name, "minutes an epoch": f"{minutes[name]:.3f}"}
+        for title, table in losses.items():
+            logs = np.log(table)
+            row[title] = shown(*change(logs["RAND, rates_1"], logs[name], *residual(logs)))
+        rows.append(row)
+    return rows
+
+
 def table3() -> list[dict[str, str]]:
     """Returns the paper's Table 3 on the voice: means over rounds, and their standard errors."""
     saved = {"wall clock": saved_time("minutes"), "processor": saved_time("processor_minutes")}
@@ -300,6 +333,8 @@ def main() -> None:
     print_table(
         "SSB-DBS-BR with a third more epochs than RAND", [{k: shown(*v) for k, v in third.items()}]
     )
+    if not read("studies").empty:
+        print_table("Other settings: masked losses, from RAND's in %", studies())
     print_table("Batch sizes: masked losses after the same epochs, steps and time", sweep())
     print()
     for series, (title, loss) in product(SERIES.values(), LOSSES.items()):

@@ -1,10 +1,11 @@
 """Prints the validations of finished runs as CSV, the form of the records beside this file.
 
     python docs/results/record.py runs/voice > docs/results/voice.csv
+    python docs/results/record.py runs/{rates,batch,lrf}_* runs/gradient > docs/results/studies.csv
 
-A run's folder is PART/EXPERIMENT/seedN, as run_all.sh makes it. ``epoch`` and ``step`` count what
-the run had done by then, its start included. The columns from ``minutes`` on are means over the
-epochs since the validation before.
+A run's folder is SERIES/PART/EXPERIMENT/seedN, as experiments.sh makes it. ``epoch`` and ``step``
+count what the run had done by then, its start included. The columns from ``minutes`` on are means
+over the epochs since the validation before.
 """
 
 import sys
@@ -28,8 +29,9 @@ def record(folder: Path) -> pd.DataFrame:
     epochs = events[events.event == "epoch"].set_index("epoch").reindex(columns=MEANS)
     last = pd.Series(rows.index, rows.index).reindex(epochs.index).bfill()  # validation of an epoch
     rows[MEANS] = epochs.groupby(last).mean()
-    *_, part, experiment, _ = folder.parts
-    labels = {"part": part, "experiment": experiment, **settings[SETTINGS], "seed": settings.seed}
+    *_, series, part, experiment, _ = folder.resolve().parts
+    labels = {"series": series, "part": part, "experiment": experiment, **settings[SETTINGS]}
+    labels["seed"] = settings.seed
     rows = rows.reset_index().assign(**labels, epoch=rows.index + 1)
     return rows.reindex(columns=[*labels, "epoch", "step", *LOSSES, *MEANS])
 
@@ -37,6 +39,8 @@ def record(folder: Path) -> pd.DataFrame:
 def main() -> None:
     files = sorted(file for root in sys.argv[1:] for file in Path(root).rglob("metrics.jsonl"))
     rows = pd.concat([record(file.parent) for file in files], ignore_index=True)
+    if rows.series.nunique() == 1:
+        del rows["series"]
     print(rows.dropna(axis=1, how="all").to_csv(index=False, float_format="%.6g"), end="")
 
 
