@@ -56,8 +56,8 @@ def _start_cuda(device: torch.device, precision: str) -> None:
     if not chosen and "microsoft" not in platform.release().lower():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     # cuDNN's plan for a shape of a convolution takes about 200 KiB of the CPU's memory. Each thread
-    # keeps the last 10,000 by default. LJSpeech's batches have 8,000 in 12 epochs; with 3,000 in
-    # each of two threads, most are found again.
+    # keeps the last 10,000 by default. An estimate for LJSpeech: its batches have 8,000, in two
+    # threads, and with 3,000 in each most are found again.
     os.environ.setdefault("TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT", "3000")
     torch.cuda.set_device(device)
     major, minor = torch.cuda.get_device_capability(device)
