@@ -11,7 +11,9 @@ when it ends, or when its time is over. A part that fails says so and does not s
 """
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -65,13 +67,13 @@ def run(seconds: float, *commands: str) -> str:
     """
     printed, end = [], time.monotonic() + seconds
     for command in commands:
-        options = {"cwd": ROOT, "text": True, "stdout": subprocess.PIPE}
+        options = {"cwd": ROOT, "text": True, "stdout": subprocess.PIPE, "start_new_session": True}
         arguments = [sys.executable, "-u", *shlex.split(command)]
         process = subprocess.Popen(arguments, **options, stderr=subprocess.STDOUT)
         try:
             output, _ = process.communicate(timeout=max(end - time.monotonic(), 1))
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with the programs that it started
             output = process.communicate()[0] + "\n(its time was over)"
         else:
             if process.returncode:

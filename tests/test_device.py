@@ -68,6 +68,7 @@ def test_segments_expand_where_they_can_unless_the_user_chose(gpu, monkeypatch, 
         monkeypatch.setattr(platform, "release", lambda system=system: system)
         choose_device(create_hparams())
         assert {k: v for k, v in os.environ.items() if "ALLOC" in k} == after
+        assert 0 < int(os.environ["TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT"]) < 10_000
     failure = RuntimeError("CUDA driver error: operation not supported\nCompile with")
     monkeypatch.setattr(torch, "empty", Mock(side_effect=failure))
     message = r"gives no memory \(CUDA driver error: operation not supported\); .*segments:False"

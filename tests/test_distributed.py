@@ -2,7 +2,9 @@
 
 import math
 import re
+from datetime import timedelta
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from data_utils import MelDataset, collate, load_data, training_sampler, validat
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
-from training import checkpoint
+from training import checkpoint, distributed
 from training.validation import validate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,6 +102,28 @@ def test_a_step_is_that_of_one_process_on_the_union_of_its_batches(tmp_path, set
             for name, value in {**expected, "grad_norm": norm}.items():
                 assert math.isclose(record[name], value.item(), rel_tol=1e-4), (name, step)
     assert next(logged, None) is None and n_different > 0
+
+
+def test_gpus_have_a_group_of_their_own_whose_hangs_end_within_two_hours(monkeypatch):
+    """It is made after the allocator's settings, which NCCL's constructor reads."""
+    monkeypatch.setattr(distributed, "SEVERAL", True)
+    monkeypatch.setattr(distributed, "_store", None)
+    monkeypatch.setattr(distributed, "_gpus", None)
+    monkeypatch.setattr(distributed, "DistributedDataParallel", parallel := Mock())
+    for name in ("init_process_group", "new_group", "broadcast"):
+        monkeypatch.setattr(torch.distributed, name, Mock())
+    monkeypatch.setattr(torch.distributed, "rendezvous", lambda *_, **__: iter([(Mock(), 0, 2)]))
+    distributed.start()
+    torch.distributed.init_process_group.assert_called_once()
+    assert torch.distributed.init_process_group.call_args.args == ("gloo",)
+    torch.distributed.new_group.assert_not_called()
+    model = Mock(parameters=lambda: iter([Mock(is_cuda=True)]), buffers=lambda: [MagicMock()])
+    distributed.replicated(model, MagicMock())
+    options, group = (torch.distributed.new_group.call_args.kwargs, distributed._gpus)
+    assert options["backend"] == "nccl" and options["timeout"] <= timedelta(hours=2)
+    assert parallel.call_args.kwargs["process_group"] is group is not None
+    distributed.broadcast_buffers(model)
+    assert torch.distributed.broadcast.call_args.kwargs["group"] is group
 
 
 def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run):

@@ -30,9 +30,11 @@ RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE = (  # local: of those on this ma
     )
 )  # fmt: skip
 SEVERAL = WORLD_SIZE > 1
-# Longer than the work of rank 0 that the others wait for: checking clips, and computing mels, 69 a
-# second on one core. If a process dies, torchrun ends them all; this ends those that hang.
-TIMEOUT = timedelta(hours=2)
+# If a process dies, torchrun ends them all; a time-out ends those that hang. On CPUs it is longer
+# than any work of rank 0 that the others wait for, such as computing mels.
+TIMEOUT = timedelta(days=1)
+GPU_TIMEOUT = timedelta(hours=1)  # every step needs the GPUs' group, so a hang ends by this
+_gpus = None  # the group of the GPUs; None on CPUs: the group of all
 _store = None  # torchrun's, in which processes leave messages for each other
 
 
@@ -41,9 +43,8 @@ def start() -> None:
     global _store
     if SEVERAL:
         _store, *_ = next(torch.distributed.rendezvous("env://", timeout=TIMEOUT))
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         torch.distributed.init_process_group(
-            backend, store=_store, rank=RANK, world_size=WORLD_SIZE, timeout=TIMEOUT
+            "gloo", store=_store, rank=RANK, world_size=WORLD_SIZE, timeout=TIMEOUT
         )
     if RANK:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, until the process ends
@@ -68,7 +69,11 @@ def replicated(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> nn.Modu
     """
     if not SEVERAL:
         return model
-    replicas = DistributedDataParallel(model)
+    global _gpus
+    if next(model.parameters()).is_cuda:
+        # Not in start(): NCCL reads the allocator's settings, which choose_device makes.
+        _gpus = torch.distributed.new_group(backend="nccl", timeout=GPU_TIMEOUT)
+    replicas = DistributedDataParallel(model, process_group=_gpus)
     with preserved_buffers(model):
         loss(replicas).backward()
     model.zero_grad()
@@ -79,7 +84,7 @@ def broadcast_buffers(model: nn.Module) -> None:
     """Takes batch norm's running means from rank 0, which saves them. (DDP does so at the start of
     a step, not at its end.)"""
     for buffer in model.buffers() if SEVERAL else ():
-        torch.distributed.broadcast(buffer, 0)
+        torch.distributed.broadcast(buffer, 0, group=_gpus)
 
 
 def mean(values: dict[str, float]) -> dict[str, float]:
