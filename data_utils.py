@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from batching import EpochBatchSampler, plan_batches
-from cli import UserError
+from cli import UserError, counted
 from corpus.clips import (
     Clip,
     Problem,
@@ -70,6 +70,12 @@ def open_data(
     sampler = training_sampler(train_clips, hparams, rank, world_size)
     if note := capacity_note(sampler, hparams):
         print(f"note: {note}")
+    trained = {tuple(clip.ids) for clip in train_clips}
+    if n := sum(tuple(clip.ids) in trained for clip in val_clips):
+        print(
+            f"note: {n} of {counted(len(val_clips), 'validation clip')} have texts that are in the "
+            "training set, so their losses are too low; scripts/prepare_corpus.py keeps texts apart"
+        )
     mels = open_mels([*train_clips, *val_clips], hparams)
     return Data(
         MelDataset(train_clips, mels),

@@ -180,10 +180,9 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Returns the peak memory in GiB: this epoch's on a GPU, with what PyTorch keeps in reserve and
-    in CUDA graphs; the whole process's on a CPU."""
+    """Returns the peak memory in GiB: this epoch's on a GPU, the whole process's on a CPU."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_reserved() / 2**30
+        return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
@@ -42,7 +43,7 @@ CHARTS = {
         "frames per second": ["epoch/frames_per_second"],
         "minutes": ["epoch/minutes"],
         "share of the time spent waiting for data": ["epoch/data_wait"],
-        "peak memory, in GiB": ["epoch/peak_memory_gib"],
+        "peak memory, in GiB": ["epoch/peak_(memory|reserved)_gib"],
     },
 }
 
@@ -78,6 +79,8 @@ def epoch_scalars(progress: Progress, sampler: EpochBatchSampler) -> dict[str, f
     }
     if SEVERAL:
         scalars["repeated_batches"] = sampler.n_repeated
+    if torch.cuda.is_available():  # with what is cached, and what CUDA graphs keep
+        scalars["peak_reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
     return scalars
 
 
