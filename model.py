@@ -17,6 +17,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 from decoder import fastest_decoder, recurrences, scan
 from layers import ConvNorm, LinearNorm, draw_mask, dropout, length_mask
 
+CHECK_EVERY = 16  # frames, in inference, after which it is asked whether all clips have ended
+
 
 class Output(NamedTuple):
     """The model's output with teacher forcing."""
@@ -25,9 +27,6 @@ class Output(NamedTuple):
     mel_postnet: Tensor  # (B, n_mels, T_out) log-mels after the postnet
     gate: Tensor  # (B, T_out) logits of "this frame is the last, or later"
     alignment: Tensor  # (B, T_out, T_in) attention weights; each row sums to 1
-
-
-CHECK_EVERY = 16  # frames, in inference, after which it is asked whether all clips have stopped
 
 
 class InferenceOutput(NamedTuple):
@@ -300,9 +299,8 @@ class Decoder(nn.Module):
             if self.implementation == "auto":
                 self.implementation, _ = fastest_decoder(memory.device)
             *features, alignment = self._scan(*inputs, dtype)
-        mel, gate = self.project(
-            *features, *self.output_weights()
-        )  # (T_out, B, n_mels), (T_out, B)
+        # (T_out, B, n_mels), (T_out, B)
+        mel, gate = self.project(*features, *self.output_weights())
         return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
 
     def generate(
@@ -318,20 +316,19 @@ class Decoder(nn.Module):
         state = self.initial_state(memory)
         frame = memory.new_zeros(len(memory), self.n_mels)
         frames, gates, weights, output_weights = [], [], [], self.output_weights()
-        n_frames = max_steps
-        while len(frames) < n_frames:
+        for n in range(1, max_steps + 1):
             state = self.step(self.prenet(frame), state, memory, keys, padding)
             frame, gate = self.project(state.decoder_hidden, state.context, *output_weights)
             frames.append(frame)
             gates.append(gate)
             weights.append(state.weights)
             # Only now and then, since asking makes a GPU finish first.
-            if len(frames) % CHECK_EVERY == 0 or len(frames) == max_steps:
+            if n % CHECK_EVERY == 0 or n == max_steps:
                 ended = end_probability(torch.stack(gates, 1)) > gate_threshold  # (B, T_out)
-                n_running = int((~ended).any(0).sum())  # frames after which a clip goes on
-                if n_running < len(frames):
-                    n_frames = n_running + 1
-        frames, gates, weights = (x[:n_frames] for x in (frames, gates, weights))
+                if ended[:, -1].all():
+                    break
+        n_running = int((~ended).any(0).sum())  # frames after which a clip goes on
+        frames, gates, weights = (x[: n_running + 1] for x in (frames, gates, weights))
         return torch.stack(frames, 2), torch.stack(gates, 1), torch.stack(weights, 1)
 
     def graph_shapes(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -48,51 +48,37 @@ from training.device import (
     use_large_pages,
     why_no_gpu,
 )
-from training.logger import NoLogger, RunLogger, epoch_scalars
+from training.logger import NoLogger, RunLogger, epoch_scalars, print_summary
 from training.stop import Stopped, StopSignals
-from training.validation import precise_batch_norm, validate, warn_of_collapse
+from training.validation import validate_run, warn_of_collapse
 
 
 def parse_args() -> argparse.Namespace:
+    resume = (
+        f"With --resume, --hparams may change {', '.join(sorted(MAY_CHANGE))}. Any other change "
+    )
+    resume += "makes another run: start it with -c and a new -o."
+    settings = f"Settings for --hparams, and their defaults:\n\n{settings_table()}\n\n"
     parser = cli.ArgumentParser(
         description="Train Tacotron 2 with efficient batching.",
-        epilog=f"Settings for --hparams, and their defaults:\n\n{settings_table()}\n\n"
-        + textwrap.fill(
-            f"With --resume, --hparams may change {', '.join(sorted(MAY_CHANGE))}. Any other "
-            "change makes another run: start it with -c and a new -o."
-        ),
+        epilog=settings + textwrap.fill(resume),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add(
-        "-o", "--output_dir", "--output_directory", required=True, type=Path, metavar="DIR",
-        help="folder for the run",
-    )  # fmt: skip
-    add(
-        "-l", "--log_dir", "--log_directory", type=Path, metavar="DIR",
-        help="folder for TensorBoard's files (default: -o)",
-    )  # fmt: skip
-    add(
-        "-c", "--checkpoint", "--checkpoint_path", type=Path, metavar="FILE",
-        help="start another run from this checkpoint, with its settings, at the start of the epoch "
-        "that it was saved in",
-    )  # fmt: skip
-    add(
-        "--warm_start",
-        action="store_true",
-        help="take only the settings and weights of -c, except ignore_layers; start at epoch 1",
-    )
-    add(
-        "--resume",
-        action="store_true",
-        help="continue the run in -o, with its settings, from the batch after its newest "
-        "checkpoint; without one, start a run if --hparams or --preset is given",
-    )
+    # fmt: off
+    add, folder, file = parser.add_argument, {"type": Path, "metavar": "DIR"}, {"type": Path}
+    add("-o", "--output_dir", "--output_directory", required=True, **folder, help="for the run")
+    add("-l", "--log_dir", "--log_directory", **folder, help="for TensorBoard (default: -o)")
+    add("-c", "--checkpoint", "--checkpoint_path", **file, metavar="FILE", help="start another run "
+        "from this checkpoint, with its settings, at the start of the epoch that it was saved in")
+    add("--warm_start", action="store_true", help="take only the settings and weights of -c, "
+        "except ignore_layers; start at epoch 1")
+    add("--resume", action="store_true", help="continue the run in -o, with its settings, from the "
+        "batch after its newest checkpoint; without one, start a run if --hparams or --preset is "
+        "given")
     add("--preset", help=f"{' or '.join(PRESETS)} (default paper)")
-    add(
-        "--hparams", action="append", default=[], metavar="NAME=VALUE,...",
-        help="settings to change; a later value wins",
-    )  # fmt: skip
+    add("--hparams", action="append", default=[], metavar="NAME=VALUE,...",
+        help="settings to change; a later value wins")
+    # fmt: on
     args = parser.parse_args()
     args.hparams = ",".join(args.hparams)
     if args.warm_start and not args.checkpoint:
@@ -162,9 +148,8 @@ def train(args: argparse.Namespace) -> None:
     # Loop
     with run.stop:
         try:
-            run.choose_decoder()
-            run.print_summary(source)
-            run.try_largest_batches()
+            run.try_out()
+            print_summary(data, model, progress, source)
             if not resuming:
                 run.save()  # so that a run that is killed before its first step can be resumed
             run.log_start()
@@ -212,7 +197,7 @@ class Run:
         usable = ("scan", "triton") if self.device.type == "cuda" else ("scan",)
         if self.hparams.decoder == "auto" and resumed in usable:
             self.model.decoder.implementation = resumed
-        self.is_decoder_chosen = self.model.decoder.implementation != "auto"
+        self.is_decoder_open = self.model.decoder.implementation == "auto"
         with full_precision():
             batch = data_utils.short_batch(self.data.train_set, self.device)
             for note in check_fast_path(self.model, batch):
@@ -232,26 +217,16 @@ class Run:
         self.logger = RunLogger(self.folder, log_dir, *done)
         self.logger.log_settings(self.hparams)
 
-    def print_summary(self, source: Path | None) -> None:
-        """Prints what is trained on what, and from where."""
-        data, done = self.data, self.progress
-        if n := data.sampler.n_repeated:
-            batches = counted(n, "batch", "es")
-            print(f"note: epoch 1 repeats {batches}, so that all processes have equally many")
-        used = training_conditions(self.device, self.hparams, self.model.decoder.implementation)
-        threads = f", {counted(used['threads'], 'thread')}" if self.device.type == "cpu" else ""
-        print(
-            f"training on {used['device']}{threads}, {used['precision']}, decoder={used['decoder']}"
-        )
-        n_parameters = sum(p.numel() for p in self.model.parameters())
-        batches = counted(done.batch, "batch", "es")
-        print(
-            f"{n_parameters:,} parameters; {len(data.train_set):,} training and "
-            f"{len(data.val_set):,} validation clips; {done.epoch} of "
-            f"{counted(self.hparams.epochs, 'epoch')} done"
-            f"{f' and {batches}' * (done.batch > 0)}"
-            f"{f', from {source}' if source else ''}"
-        )
+    def try_out(self) -> None:
+        """Chooses the decoder on a GPU, and raises :class:`UserError` if a batch does not fit."""
+        parts, data = (self.model, self.loss_function), self.data
+        if self.is_decoder_open and self.model.decoder.implementation == "triton":
+            data.sampler.set_epoch(self.progress.epoch)
+            trial.choose_decoder(*parts, data.train_set, data.sampler.plan)
+            self.stop.check()
+        if self.hparams.check_memory:
+            epochs = range(self.progress.epoch, self.hparams.epochs)
+            trial.try_run(*parts, self.optimizer, data, epochs, self.stop.check)
 
     def log_start(self) -> None:
         """Logs what must be the same in runs whose times, or validation losses, are compared."""
@@ -260,32 +235,6 @@ class Run:
             self.device, self.hparams, self.model.decoder.implementation
         ) | {"validation_frames": frames}
         self.logger.write("start", self.progress.epoch, self.progress.step, values)
-
-    def choose_decoder(self) -> None:
-        """Uses triton rather than scan if it proves right and faster on this GPU."""
-        decoder, sampler = self.model.decoder, self.data.sampler
-        if self.is_decoder_chosen or decoder.implementation != "triton":
-            return
-        sampler.set_epoch(self.progress.epoch)
-        by_size = sorted(sampler.plan, key=lambda b: len(b) * sampler.lengths[b].max())
-        batches = by_size[len(by_size) // 2], by_size[-1]
-        parts = self.model, self.loss_function, self.data.train_set, batches
-        note = trial.choose_decoder(*parts, self.stop.check)
-        if distributed.largest(decoder.implementation != "triton"):
-            decoder.implementation = "scan"
-        print(f"note: {note}")
-
-    def try_largest_batches(self) -> None:
-        """Raises :class:`UserError` if the largest batches of the epochs to come do not fit."""
-        if not self.hparams.check_memory:
-            return
-        data, check_stop = self.data, self.stop.check
-        epochs = range(self.progress.epoch, self.hparams.epochs)
-        batches, shapes = trial.largest_batches(data.train_set.clips, data.sampler, epochs)
-        parts = self.model, self.loss_function, self.optimizer
-        trial.try_batches(*parts, data.train_set, batches, check_stop)
-        validation_shapes = trial.text_shapes(data.val_set.clips, data.val_batches)
-        trial.try_shapes(*parts, shapes, validation_shapes, check_stop)
 
     # An epoch
 
@@ -396,7 +345,13 @@ class Run:
         is_last, is_best = epoch == hparams.epochs - 1, False
         validated = is_last or (epoch + 1) % hparams.epochs_per_validation == 0
         if validated:
-            validation, samples = trial.with_fallback(self.model, self.validate)
+            parts = self.model, self.data, self.loss_function, self.stop.check
+            validation, samples = trial.with_fallback(self.model, validate_run, *parts)
+            tqdm.write(
+                f"epoch {epoch + 1}: validation loss {validation['loss']:.4f}, masked "
+                f"{validation['masked_loss']:.4f}, alignment {validation['diagonality']:.2f}"
+            )
+            warn_of_collapse(validation["diagonality"], progress.best_alignment)
             is_best = validation["loss"] < progress.best_loss
             progress.best_loss = min(progress.best_loss, validation["loss"])
             progress.best_alignment = max(progress.best_alignment, validation["diagonality"])
@@ -414,23 +369,6 @@ class Run:
         self.progress = progress.next_epoch()
         if is_best or is_last or (epoch + 1) % hparams.epochs_per_checkpoint == 0:
             self.save(is_best)
-
-    def validate(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Returns the validation's scalars and samples, and prints the main ones."""
-        hparams, epoch, data = self.hparams, self.progress.epoch, self.data
-        options = data.val_set, data.val_batches, self.loss_function, self.stop.check
-        scalars, samples = validate(self.model, *options)
-        if n := hparams.precise_batch_norm:
-            training = data.train_set, data.sampler.plan, n
-            with precise_batch_norm(self.model, *training, self.stop.check):
-                precise, _ = validate(self.model, *options)
-            scalars |= {f"precise_{name}": value for name, value in precise.items()}
-        tqdm.write(
-            f"epoch {epoch + 1}: validation loss {scalars['loss']:.4f}, masked "
-            f"{scalars['masked_loss']:.4f}, alignment {scalars['diagonality']:.2f}"
-        )
-        warn_of_collapse(scalars["diagonality"], self.progress.best_alignment)
-        return scalars, samples
 
     def save(self, is_best: bool = False) -> Path:
         """Saves all that is needed to continue exactly from here."""

@@ -1,9 +1,8 @@
-"""Time the planning of an epoch, and compare two ways to deal its batches to several GPUs: by
-length, as deal_batches() does, and in turn. With --peers, compare the batches with those of other
-projects' samplers, as far as they are installed: docs/performance.md, "Beside other samplers".
+"""Compare two ways to deal an epoch's batches to several GPUs: by length, as deal_batches() does,
+and in turn. With --peers, compare the batches with those of other projects' samplers, as far as
+they are installed: docs/performance.md, "Beside other samplers".
 
     python benchmarks/bench_batching.py
-    python benchmarks/bench_batching.py --sizes 10480
     pip install lhotse speechbrain transformers && pip install --no-deps fairseq espnet typeguard
     python benchmarks/bench_batching.py --peers
 """
@@ -14,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -22,29 +20,16 @@ from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from batching import STRATEGIES, batch_statistics, deal_batches, plan_batches
-from cli import ArgumentParser, exit_on_user_error, positive
+from batching import batch_statistics, deal_batches, plan_batches
+from cli import ArgumentParser, exit_on_user_error
 from corpus.lengths import ljspeech_lengths
 
 HOP_LENGTH = 276  # samples: 12.5 ms
-SIZES = (10_480, 1_000_000)
 REPLICAS = (2, 4, 8)
 N_REPEATS = 11
 BATCH_SIZE = 16
 
 Planner = Callable[[int], list[Sequence[int]]]  # from an epoch's number to its batches
-
-
-def milliseconds(lengths: ndarray) -> dict[tuple[str, bool], float]:
-    """Returns the median time to plan an epoch with BR, by strategy and DBS. They take turns, so
-    that a busy moment of the machine slows all alike."""
-    seconds = {kind: [] for kind in product(STRATEGIES, (False, True))}
-    for epoch in range(N_REPEATS):
-        for (strategy, dynamic), times in seconds.items():
-            start = time.perf_counter()
-            plan_batches(lengths, strategy, dynamic_batch_size=dynamic, epoch=epoch)
-            times.append(time.perf_counter() - start)
-    return {kind: 1e3 * float(np.median(times)) for kind, times in seconds.items()}
 
 
 def imbalance(costs: ndarray, steps: ndarray) -> float:
@@ -196,21 +181,12 @@ def print_peers(lengths: ndarray) -> None:
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Time the planning of an epoch.")
-    sizes = f"numbers of lengths, drawn from LJSpeech's (default: {' '.join(map(str, SIZES))})"
-    parser.add_argument("--sizes", type=positive, nargs="+", default=SIZES, metavar="N", help=sizes)
-    parser.add_argument("--peers", action="store_true", help="compare other projects' samplers")
+    parser = ArgumentParser(description="Compare the batches of an epoch of LJSpeech.")
+    parser.add_argument("--peers", action="store_true", help="with other projects' samplers")
     args = parser.parse_args()
-    ljspeech, rng = ljspeech_lengths(HOP_LENGTH), np.random.default_rng([0, 1])
-    print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}\n")
-    if args.peers:
-        return print_peers(rng.choice(ljspeech, 10_480, replace=False))
-    print("| Lengths | Batching | Plan (ms) |\n|---:|---|---:|")
-    for size in args.sizes:
-        medians = milliseconds(rng.choice(ljspeech, size))
-        for (strategy, dynamic), median in medians.items():
-            print(f"| {size:,} | {strategy + '-DBS' * dynamic}-BR | {median:,.1f} |")
-    print_imbalance(rng.choice(ljspeech, 10_480, replace=False))
+    print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}")
+    lengths = np.random.default_rng([0, 1]).choice(ljspeech_lengths(HOP_LENGTH), 10_480, False)
+    (print_peers if args.peers else print_imbalance)(lengths)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMIT_SECONDS = 120  # for a run, and for its end after the last signal
 N_EPOCHS = 6
 TIMED = {"duration", "minutes", "processor_minutes", "frames_per_second", "data_wait"}
-TIMED |= {"peak_memory_gib"}
+TIMED |= {"peak_memory_gib", "peak_reserved_gib"}
 SETTINGS = (
     "symbols_embedding_dim=8,encoder_embedding_dim=8,prenet_dim=8,attention_rnn_dim=12,"
     "attention_dim=6,attention_location_n_filters=4,attention_location_kernel_size=5,"

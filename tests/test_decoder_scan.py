@@ -157,7 +157,7 @@ def assert_equal(
     for name, ours in (our_outputs | our_gradients).items():
         expected = (outputs | gradients)[name]
         # A bias before batch norm has no gradient but rounding.
-        least = 2e-3 * total if name in gradients else 0
+        least = 1e-3 * total if name in gradients else 0
         error = (ours - expected).norm() / max(expected.norm(), least)
         assert error < tolerance, f"{implementation}: {name}: {error}"
     rtol, atol = (1e-3, 1e-5) if batch.mel.dtype is F32 else (1e-7, 1e-7)

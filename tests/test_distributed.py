@@ -8,7 +8,7 @@ from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
-from conftest import NO_DROPOUT, Forked, records
+from conftest import NO_DROPOUT, TIMED, Forked, records
 
 from cli import UserError
 from corpus.mels import open_mels
@@ -20,8 +20,6 @@ from training import checkpoint, distributed
 from training.validation import validate
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMED = {"duration", "minutes", "processor_minutes", "frames_per_second", "data_wait"}
-TIMED |= {"peak_memory_gib"}
 
 # What happens in rank 1 alone, before its fourth step.
 FAULT = """

@@ -465,15 +465,17 @@ def test_an_epoch_without_a_step_has_no_loss(tmp_path, settings, run, monkeypatc
 def test_a_validation_that_is_not_finite_or_a_collapse_is_said(
     tmp_path, settings, run, monkeypatch, capsys
 ):
+    works = validation.validate
+
     def validate(model, dataset, batches, loss_function, *options):
         def broken_loss(*args):
             return loss_function(*args)._replace(total=torch.tensor(np.nan))
 
-        values, samples = validation.validate(model, dataset, batches, broken_loss, *options)
+        values, samples = works(model, dataset, batches, broken_loss, *options)
         return {**values, "diagonality": next(scores)}, samples
 
     scores = iter([0.4, 0.2, 0.9, 0.8, 0.3])
-    monkeypatch.setattr(train, "validate", validate)
+    monkeypatch.setattr(validation, "validate", validate)
     for epochs in (4, 5):  # a checkpoint remembers the best
         run("run", settings + f"epochs={epochs},epochs_per_validation=1", "--resume")
     printed = capsys.readouterr().out

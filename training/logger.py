@@ -18,11 +18,13 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from batching import EpochBatchSampler, batch_statistics
-from cli import UserError
+from cli import UserError, counted
 from corpus.audio import griffin_lim
+from data_utils import Data
 from hparams import HParams
-from model import end_probability
+from model import Tacotron2, end_probability
 from training.checkpoint import Progress
+from training.device import training_conditions
 from training.distributed import SEVERAL
 
 # TensorBoard's tab Custom Scalars: what to look at first. Over epochs, so that strategies compare.
@@ -82,6 +84,26 @@ def epoch_scalars(progress: Progress, sampler: EpochBatchSampler) -> dict[str, f
     if torch.cuda.is_available():  # with what is cached, and what CUDA graphs keep
         scalars["peak_reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
     return scalars
+
+
+def print_summary(data: Data, model: Tacotron2, progress: Progress, source: Path | None) -> None:
+    """Prints what is trained on what, and from where."""
+    if n := data.sampler.n_repeated:
+        batches = counted(n, "batch", "es")
+        print(f"note: epoch 1 repeats {batches}, so that all processes have equally many")
+    device = next(model.parameters()).device
+    used = training_conditions(device, model.hparams, model.decoder.implementation)
+    threads = f", {counted(used['threads'], 'thread')}" if device.type == "cpu" else ""
+    print(f"training on {used['device']}{threads}, {used['precision']}, decoder={used['decoder']}")
+    n_parameters = sum(p.numel() for p in model.parameters())
+    batches = counted(progress.batch, "batch", "es")
+    print(
+        f"{n_parameters:,} parameters; {len(data.train_set):,} training and "
+        f"{len(data.val_set):,} validation clips; {progress.epoch} of "
+        f"{counted(model.hparams.epochs, 'epoch')} done"
+        f"{f' and {batches}' * (progress.batch > 0)}"
+        f"{f', from {source}' if source else ''}"
+    )
 
 
 class RunLogger:

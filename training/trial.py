@@ -17,7 +17,7 @@ from tqdm import tqdm
 from batching import EpochBatchSampler
 from cli import UserError, progress_bar
 from corpus.clips import Clip
-from data_utils import Batch, Item, MelDataset, batch_capacity, collate
+from data_utils import Batch, Data, Item, MelDataset, batch_capacity, collate
 from decoder import fall_back_to_scan
 from decoder.scan import STEPS
 from hparams import HParams
@@ -32,12 +32,12 @@ from training.device import (
     may_be_out_of_memory,
     synchronize,
 )
+from training.distributed import largest
 
 # How far triton's loss and gradient may be from scan's, as shares of their size: what rounding in
 # the precision explains.
 TOLERANCES = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2}
 N_STEPS = 4  # with each decoder on a batch; the first compiles kernels, and is not timed
-
 Result = TypeVar("Result")
 
 
@@ -72,7 +72,7 @@ def largest_batches(
     """
     texts = np.array([len(clip.ids) for clip in clips])
     # Of mels, texts, alignments and recurrent states: size, and indices of clips.
-    largest, shapes = [(0, ())] * 4, set()
+    found, shapes = [(0, ())] * 4, set()
     for epoch in epochs:
         sampler.set_epoch(epoch)
         plan = sampler.plan
@@ -82,9 +82,9 @@ def largest_batches(
         )
         for kind, sizes in enumerate((B * T_out, B * T_in, B * T_in * T_out, B)):
             j = int(sizes.argmax())
-            largest[kind] = max(largest[kind], (int(sizes[j]), tuple(plan[j].tolist())))
+            found[kind] = max(found[kind], (int(sizes[j]), tuple(plan[j].tolist())))
         shapes |= set(zip(B.tolist(), T_in.tolist(), strict=True))
-    return [list(indices) for indices in dict.fromkeys(indices for _, indices in largest)], shapes
+    return [list(indices) for indices in dict.fromkeys(indices for _, indices in found)], shapes
 
 
 @contextmanager
@@ -122,38 +122,42 @@ class Steps(NamedTuple):
 
 
 def choose_decoder(
-    model: Tacotron2,
-    loss_function: Tacotron2Loss,
-    dataset: MelDataset,
-    batches: Sequence[Sequence[int]],
-    check_stop: Callable[[], None],
-) -> str:
-    """Makes the model use decoder=triton if, on each of ``batches``, its loss and gradient are
-    those of scan, and it is faster; else scan. Leaves all else as it was.
+    model: Tacotron2, loss_function: Tacotron2Loss, dataset: MelDataset, plan: Sequence[np.ndarray]
+) -> None:
+    """Makes the model use decoder=triton if its loss and gradient are those of scan, and it is
+    faster, on the largest batch of ``plan`` and on one of middle size; else scan, in all processes.
+    Prints which, and why. Leaves all else as it was."""
+    decoder, lengths = model.decoder, np.array([clip.n_frames for clip in dataset.clips])
+    by_size = sorted(plan, key=lambda batch: len(batch) * lengths[batch].max())
+    batches = [[dataset[i] for i in indices] for indices in (by_size[len(plan) // 2], by_size[-1])]
+    note = faster_decoder(model, loss_function, batches)
+    if largest(decoder.implementation != "triton") and decoder.implementation == "triton":
+        decoder.implementation, note = "scan", "decoder=scan, as other processes choose"
+    print(f"note: {note}")
 
-    Returns:
-        a line that says which, and why
-    """
+
+def faster_decoder(
+    model: Tacotron2, loss_function: Tacotron2Loss, batches: Sequence[list[Item]]
+) -> str:
+    """Makes the model use the better of scan and triton; returns a line that says which."""
     decoder, device = model.decoder, next(model.parameters()).device
     seconds = {"scan": 0.0, "triton": 0.0}
-    model.train()
     with unchanged(model):
-        for indices in progress_bar(batches, "choosing the decoder; kernels compile"):
-            batch, steps = collate([dataset[i] for i in indices]).to(device), {}
+        for items in progress_bar(batches, "choosing the decoder; kernels compile"):
+            batch, steps = collate(items).to(device), {}
             for name in seconds:
                 decoder.implementation = name
                 try:
                     steps[name] = take_steps(model, loss_function, batch)
                 except Exception as error:
                     if may_be_out_of_memory(error):
-                        break  # try_batches will say what to set
+                        break  # try_run will say what to set
                     if name == "scan":
                         raise
                     return fall_back_to_scan(decoder, error)
                 finally:
                     model.zero_grad()
                     free_cached_memory(device)
-                check_stop()
             if len(steps) < 2:
                 continue
             for name in ("loss", "gradient"):
@@ -180,11 +184,35 @@ def take_steps(model: Tacotron2, loss_function: Tacotron2Loss, batch: Batch) -> 
         loss.backward()
         synchronize(batch.mel.device)
         seconds.append(time.perf_counter() - start)
-    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
-    return Steps(loss.detach(), gradient, statistics.median(seconds[1:]))
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return Steps(loss.detach(), torch.cat(gradients), statistics.median(seconds[1:]))
 
 
 # Whether it fits
+
+
+def try_run(
+    model: Tacotron2,
+    loss_function: Tacotron2Loss,
+    optimizer: Optimizer,
+    data: Data,
+    epochs: Iterable[int],
+    check_stop: Callable[[], None],
+) -> None:
+    """Tries the largest batches of ``epochs``, and the shapes of all, validation's too. Leaves the
+    model as it was; but if decoder=triton fails, the model uses scan from then on.
+
+    Args:
+        check_stop: is called after each batch, by all processes together; may raise.
+
+    Raises:
+        UserError: a batch does not fit; the message suggests a setting that does.
+    """
+    clips, parts = data.train_set.clips, (model, loss_function, optimizer)
+    batches, shapes = largest_batches(clips, data.sampler, epochs)
+    try_batches(*parts, data.train_set, batches, check_stop)
+    try_shapes(*parts, shapes, text_shapes(data.val_set.clips, data.val_batches))
+    check_stop()
 
 
 def try_batches(
@@ -195,12 +223,7 @@ def try_batches(
     batches: Sequence[Sequence[int]],
     check_stop: Callable[[], None],
 ) -> None:
-    """Runs forward and backward passes of each batch. Leaves the model as it was; but if
-    decoder=triton fails, the model uses scan from then on.
-
-    Raises:
-        UserError: a batch does not fit; the message suggests a setting that does.
-    """
+    """Runs forward and backward passes of each batch (see :func:`try_run`)."""
     with unchanged(model):
         for indices in batches:
             items = [dataset[i] for i in indices]
@@ -217,7 +240,6 @@ def try_shapes(
     optimizer: Optimizer,
     training: Iterable[tuple[int, int]],
     validation: Iterable[tuple[int, int]],
-    check_stop: Callable[[], None],
 ) -> None:
     """Runs a few frames of each shape (B, T_in) that has CUDA graphs of its own: these are captured
     now, and so are their failures, and their memory is seen. None has without decoder=triton.
@@ -244,7 +266,6 @@ def try_shapes(
         for run, shapes in ((train, training), (validate, validation)):
             for B, T_in in model.decoder.graph_shapes(shapes):
                 with_fallback(model, run, [blank(T_in, STEPS, n_mels)] * B)
-                check_stop()
         model.train()
 
 

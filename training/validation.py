@@ -13,7 +13,7 @@ from torch.optim.swa_utils import update_bn
 from tqdm import tqdm
 
 from cli import progress_bar
-from data_utils import VALIDATION_SEED, Batch, MelDataset, load_ahead
+from data_utils import VALIDATION_SEED, Batch, Data, MelDataset, load_ahead
 from layers import length_mask, preserved_buffers
 from loss_function import Tacotron2Loss, distance_from_diagonal
 from model import Output, Tacotron2, end_probability
@@ -135,6 +135,23 @@ def stop_errors(gate: Tensor, mel_lengths: Tensor, threshold: float) -> Tensor:
     ended = (end_probability(gate) > threshold) | ~length_mask(mel_lengths, gate.size(1))
     ended = F.pad(ended, (0, 1), value=True)
     return (ended.int().argmax(1) - (mel_lengths - 1)).abs()
+
+
+def validate_run(
+    model: Tacotron2,
+    data: Data,
+    loss_function: Tacotron2Loss,
+    check_stop: Callable[[], None] = lambda: None,
+) -> tuple[dict[str, float], dict[str, Sample]]:
+    """Validates on a run's validation set as :func:`validate` does; with ``precise_batch_norm``
+    once more, with batch norm re-estimated, for the scalars "precise_..."."""
+    options = data.val_set, data.val_batches, loss_function, check_stop
+    scalars, samples = validate(model, *options)
+    if n := model.hparams.precise_batch_norm:
+        with precise_batch_norm(model, data.train_set, data.sampler.plan, n, check_stop):
+            precise, _ = validate(model, *options)
+        scalars |= {f"precise_{name}": value for name, value in precise.items()}
+    return scalars, samples
 
 
 @contextmanager
