@@ -10,6 +10,7 @@ randomised block design. Intervals of 95 % hold for other seeds of the same corp
 import sys
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +19,10 @@ from scipy.stats import t
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.results import PAPER, Comparison, markdown, paper_tables, staged
+from scripts.results import PAPER, Comparison, draw_figure4, markdown, paper_tables, staged
 
 FOLDER = Path(__file__).resolve().parent
-START = 10  # epochs of RAND before the ten experiments on the voice
+START, PART = 4, 6  # epochs on the voice: of RAND before the ten experiments, of each part of them
 LOSSES = {"as validated": "loss", "re-estimated": "precise_loss"}
 SIMILAR = 2.0  # percent
 
@@ -224,27 +225,34 @@ def from_random(loss: str) -> list[dict[str, str]]:
     return rows
 
 
-def voice_tables() -> dict[str, str]:
-    """Returns the paper's Tables 2 and 4 from both parts of the training on the voice."""
+def voice_runs() -> list[SimpleNamespace]:
+    """Returns the runs on the voice, both parts of each as one."""
     records = read("voice")
-    records = records[records.part.isin(["common", "annealed"]) & (records.part != "start")]
-    rows, end = [], 3 * START
-    for (name, seed), run in records.groupby(["experiment", "seed"]):
-        if run.epoch.max() == end:
-            losses = dict(zip(run.epoch, run.loss, strict=True))
-            values = staged(losses, sorted(losses), START)
-            rows.append({"experiment": name, "seed": seed, "zpr": 100 * run.zpr.mean()})
-            rows[-1] |= {"abl": run.abl.mean(), "total_length": run.total_length.mean(), **values}
-    if not rows:
-        return {}
-    runs = pd.DataFrame(rows).drop(columns="seed").groupby("experiment")
-    order = [name for name in PAPER.index if name in runs.groups]
-    mean, error, seeds = (table.loc[order] for table in (runs.mean(), runs.sem(), runs.size()))
+    records = records[records.part.isin(["common", "annealed"])]
+    runs = [
+        SimpleNamespace(name=name, seed=seed, validations=run.set_index("epoch").sort_index())
+        for (name, seed), run in records.groupby(["experiment", "seed"])
+    ]
+    return [run for run in runs if run.validations.index[-1] == START + 2 * PART]
+
+
+def voice_tables(runs: list[SimpleNamespace]) -> dict[str, str]:
+    """Returns the paper's Tables 2 and 4."""
+    rows = []
+    for run in runs:
+        losses, batches = run.validations.loss, run.validations[["zpr", "abl", "total_length"]]
+        row = {"experiment": run.name} | batches.mean().to_dict()
+        row["zpr"] *= 100
+        rows.append(row | staged(losses, list(losses.index), START))
+    groups = pd.DataFrame(rows).groupby("experiment")
+    order = [name for name in PAPER.index if name in groups.groups]
+    mean, error, seeds = (
+        table.loc[order] for table in (groups.mean(), groups.sem(), groups.size())
+    )
     times = read("times").groupby("experiment").processor_minutes
     mean["minutes"], error["minutes"] = times.mean(), times.sem()
     labels = pd.DataFrame({"batching": order, "seeds": seeds.to_numpy(), "epochs": ""})
-    tables = Comparison(labels, mean.reset_index(), error.reset_index(), [])
-    return paper_tables(tables)
+    return paper_tables(Comparison(labels, mean.reset_index(), error.reset_index(), []))
 
 
 def sweep() -> list[dict[str, str]]:
@@ -329,8 +337,10 @@ def table3() -> list[dict[str, str]]:
 
 
 def main() -> None:
-    for name, text in voice_tables().items():
-        print(f"\n**{name}**\n\n{text}")
+    if runs := voice_runs():
+        draw_figure4(runs, FOLDER / "figure4.png")
+        for name, text in voice_tables(runs).items():
+            print(f"\n**{name}**\n\n{text}")
     if not read("times").empty:
         print_table("Table 3: training time reduction", table3())
     print_table("The five conclusions: change of VL3 in %, intervals jointly of each", claims())

@@ -2,14 +2,16 @@
 # Trains what docs/results.md compares, with one thread; call it again to continue.
 #
 #     bash docs/results/experiments.sh voice       # the ten experiments on a human voice
+#     bash docs/results/experiments.sh scratch     # the same without a start by RAND
 #     bash docs/results/experiments.sh times       # an epoch of each, five times
 #     bash docs/results/experiments.sh gradient    # with NVIDIA's gradient
 #     bash docs/results/experiments.sh rates       # learning rates, and smaller batches with DBS
 #     bash docs/results/experiments.sh lrf         # SSB's local randomisation factor
 #
-# Every series goes on from epochs of RAND, one training a seed, at a learning rate that falls
-# halfway. The first takes about 15 hours of one core, the others 1 to 2; they are trained on
-# synthetic speech. docs/results.md says how to get the voice. The runs are in runs/SERIES.
+# A second argument names the seeds: so that two calls can use two cores, say. All but scratch go on
+# from epochs of RAND, one training a seed, at a learning rate that falls halfway. The voice takes 2
+# hours of one core a seed, scratch 2, the others 1 to 2; they are trained on synthetic speech.
+# docs/results.md says how to get the voice. The runs are in runs/SERIES.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/venv.sh
@@ -18,34 +20,42 @@ export PYTHON OMP_NUM_THREADS=1
 every="guided_attention_weight=1,batch_size=8,attention_location_n_filters=8,checkpoint_minutes=0,keep_checkpoints=1"
 
 # continue_from SERIES START "EXPERIMENT..." EPOCHS SEED RATE [,SETTING=VALUE]: trains for EPOCHS with
-# a learning rate of RATE * 1e-3, and for EPOCHS more with RATE * 3e-4, after the EPOCHS of START
+# a learning rate of RATE * 1e-3, and for EPOCHS more with RATE * 3e-4, after the $start_epochs of START
 continue_from() {
     local series=$1 start=$2 experiments=$3 epochs=$4 seed=$5 rate=$6 settings=${7:-} experiment
-    bash "${code:-.}/scripts/run_all.sh" --start "$start" --output "runs/$series/common" --epochs $((2 * epochs)) \
-        --only "$experiments" --seeds "$seed" --hparams "learning_rate=${rate}e-3,precise_batch_norm=50$settings"
+    bash "${code:-.}/scripts/run_all.sh" --start "$start" --output "runs/$series/common" \
+        --epochs $((start_epochs + epochs)) --only "$experiments" --seeds "$seed" \
+        --hparams "learning_rate=${rate}e-3,precise_batch_norm=50$settings"
     for experiment in $experiments; do
-        bash "${code:-.}/scripts/run_all.sh" --start "runs/$series/common/$experiment" --output "runs/$series/annealed" \
-            --epochs $((3 * epochs)) --only "$experiment" --seeds "$seed" \
+        bash "${code:-.}/scripts/run_all.sh" --start "runs/$series/common/$experiment" \
+            --output "runs/$series/annealed" --epochs $((start_epochs + 2 * epochs)) \
+            --only "$experiment" --seeds "$seed" \
             --hparams "learning_rate=$("$PYTHON" -c "print(3e-4 * $rate)")"
     done
 }
 
-ten="RAND SB-BR SSB-BR BKT-BR ATS-BR SB SSB SB-DBS SSB-DBS SSB-DBS-BR"
+ten="RAND SSB-DBS-BR SB SSB SB-BR SSB-BR SB-DBS SSB-DBS BKT-BR ATS-BR"
+model="hop_length=551,symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=160,attention_dim=64,decoder_rnn_dim=160,postnet_embedding_dim=128,p_encoder_dropout=0.3,p_postnet_dropout=0.3"
+voice="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,$every"
 
 voice_start() {  # SEED: trains the start of the human voice
-    model="hop_length=551,symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=160,attention_dim=64,decoder_rnn_dim=160,postnet_embedding_dim=128,p_encoder_dropout=0.3,p_postnet_dropout=0.3"
-    settings="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,$every"
-    bash scripts/run_all.sh --output runs/voice/start --only RAND --epochs 10 --seeds "$1" \
-        --hparams "$settings,learning_rate=2e-3"
+    start_epochs=4
+    bash scripts/run_all.sh --output runs/voice/start --only RAND --epochs $start_epochs --seeds "$1" \
+        --hparams "$voice,learning_rate=2e-3"
 }
 
 voice() {
-    for seed in 0 1000 2000; do
+    for seed in ${seeds:-0 1000 2000}; do
         voice_start $seed
-        continue_from voice runs/voice/start/RAND "$ten" 10 $seed 1
+        continue_from voice runs/voice/start/RAND "$ten" 6 $seed 1
+        # 9 epochs of it take as long as 6 of RAND
+        continue_from more_epochs runs/voice/start/RAND SSB-DBS-BR 9 $seed 1
     done
-    bash scripts/run_all.sh --output runs/voice/scratch --epochs 20 \
-        --hparams "$settings,learning_rate=1e-3,precise_batch_norm=50"
+}
+
+scratch() {
+    bash scripts/run_all.sh --output runs/voice/scratch --only "$ten" --epochs 12 --seeds "${seeds:-0}" \
+        --hparams "$voice,learning_rate=1e-3,precise_batch_norm=50"
 }
 
 times() {  # an epoch of each, in an order that rotates from round to round
@@ -53,16 +63,18 @@ times() {  # an epoch of each, in an order that rotates from round to round
     for round in 0 1 2 3 4; do
         for experiment in $(echo $ten $ten | cut -d ' ' -f $((round + 1))-$((round + 10))); do
             bash scripts/run_all.sh --start runs/voice/start/RAND --output runs/times/round$round \
-                --only "$experiment" --epochs 11 --seeds 0 --hparams epochs_per_validation=1000
+                --only "$experiment" --epochs $((start_epochs + 1)) --seeds 0 \
+                --hparams epochs_per_validation=1000
         done
     done
 }
 
 synthetic() {  # SEED: trains the start of the series below
-    model="hop_length=1102,n_mel_channels=40,symbols_embedding_dim=64,encoder_embedding_dim=64,prenet_dim=64,attention_rnn_dim=64,attention_dim=32,attention_location_kernel_size=15,decoder_rnn_dim=64,postnet_embedding_dim=64,p_encoder_dropout=0.1,p_postnet_dropout=0.1"
+    local model="hop_length=1102,n_mel_channels=40,symbols_embedding_dim=64,encoder_embedding_dim=64,prenet_dim=64,attention_rnn_dim=64,attention_dim=32,attention_location_kernel_size=15,decoder_rnn_dim=64,postnet_embedding_dim=64,p_encoder_dropout=0.1,p_postnet_dropout=0.1"
+    start_epochs=12
     [ -d data/demo1280 ] || "$PYTHON" scripts/make_demo_corpus.py data/demo1280 --clips 1280 --duration_scale 0.35
-    bash scripts/run_all.sh --corpus data/demo1280 --output runs/synthetic --only RAND --epochs 12 \
-        --seeds "$1" --hparams "$model,$every,learning_rate=2e-3"
+    bash scripts/run_all.sh --corpus data/demo1280 --output runs/synthetic --only RAND \
+        --epochs $start_epochs --seeds "$1" --hparams "$model,$every,learning_rate=2e-3"
 }
 
 gradient() {
@@ -71,7 +83,7 @@ gradient() {
         git worktree add --detach $patched
         git -C $patched apply "$PWD/docs/results/nvidia_gradient.patch"
     fi
-    for seed in 0 1000 2000 3000; do
+    for seed in ${seeds:-0 1000 2000 3000}; do
         synthetic $seed
         continue_from rates_1 runs/synthetic/RAND "RAND SSB-DBS-BR" 12 $seed 1
         code=$patched continue_from gradient runs/synthetic/RAND "RAND SSB-DBS-BR" 12 $seed 1
@@ -79,7 +91,7 @@ gradient() {
 }
 
 rates() {
-    for seed in 0 1000 2000; do
+    for seed in ${seeds:-0 1000 2000}; do
         synthetic $seed
         for rate in 1 1.2 1.4 2; do
             continue_from rates_$rate runs/synthetic/RAND "RAND SSB-DBS-BR" 12 $seed $rate
@@ -89,7 +101,7 @@ rates() {
 }
 
 lrf() {
-    for seed in 0 1000 2000; do
+    for seed in ${seeds:-0 1000 2000}; do
         synthetic $seed
         for lrf in 0 0.05 0.2 0.5 1000; do
             continue_from lrf_$lrf runs/synthetic/RAND SSB-DBS-BR 12 $seed 1 ,lrf=$lrf
@@ -97,4 +109,5 @@ lrf() {
     done
 }
 
+seeds=${2:-}
 "$1"
