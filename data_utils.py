@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
@@ -78,8 +79,8 @@ def open_data(
         )
     mels = open_mels([*train_clips, *val_clips], hparams)
     return Data(
-        MelDataset(train_clips, mels),
-        MelDataset(val_clips, mels),
+        MelDataset(train_clips, mels, hparams.n_frames_per_step),
+        MelDataset(val_clips, mels, hparams.n_frames_per_step),
         sampler,
         validation_batches(val_clips, hparams),
         texts,
@@ -228,8 +229,9 @@ def training_sampler(
             f"setting batch_size={hparams.batch_size}: {hparams.training_files} has {len(clips)} "
             f"clips; use at most {len(clips)}"
         )
+    r = hparams.n_frames_per_step
     return EpochBatchSampler(
-        [clip.n_frames for clip in clips],
+        [math.ceil(clip.n_frames / r) * r for clip in clips],  # as batches are padded
         seed=hparams.seed,
         num_replicas=world_size,
         rank=rank,
@@ -254,11 +256,13 @@ def batching_settings(hparams: HParams) -> dict[str, Any]:
     }
 
 
-def frames_of_steps(sampler: EpochBatchSampler) -> np.ndarray:
-    """Returns the frames of each process's batch at each step of the epoch, with padding and
-    without: (n_steps, n_processes, 2)."""
-    batches = [sampler.lengths[batch] for batch in sampler.plan]
-    frames = [(len(lengths) * lengths.max(), lengths.sum()) for lengths in batches]
+def frames_of_steps(sampler: EpochBatchSampler, clips: Sequence[Clip]) -> np.ndarray:
+    """Returns the frames of each process's batch at each training step of the epoch, with padding
+    and without: (n_training_steps, n_processes, 2)."""
+    n_frames = np.array([clip.n_frames for clip in clips])
+    frames = [
+        (len(batch) * sampler.lengths[batch].max(), n_frames[batch].sum()) for batch in sampler.plan
+    ]
     return np.array(frames)[sampler.steps]
 
 
@@ -311,13 +315,13 @@ class Item(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Clips, the longest text first, padded with zeros."""
+    """Clips, the longest text first, padded with zeros. T_out is n_steps x n_frames_per_step."""
 
     text: Tensor  # (B, T_in) int64
     text_lengths: Tensor  # (B,) int64, descending
     mel: Tensor  # (B, n_mels, T_out) float32 log-mels
     mel_lengths: Tensor  # (B,) int64
-    gate: Tensor  # (B, T_out) float32: 1 from each clip's last frame on
+    gate: Tensor  # (B, n_steps) float32: 1 from the step on that has the clip's last frame
     cpu_text_lengths: Tensor  # (B,) on the CPU, so that packing does not wait for the GPU
     indices: list[int]  # B, of the clips in the dataset
 
@@ -333,10 +337,10 @@ class Batch(NamedTuple):
 
 
 class MelDataset(Dataset):
-    """``dataset[i]`` is clip ``i`` as an :class:`Item`."""
+    """``dataset[i]`` is clip ``i`` as an :class:`Item`. Batches are made of whole decoder steps."""
 
-    def __init__(self, clips: Sequence[Clip], mels: Mels) -> None:
-        self.clips, self.mels = clips, mels
+    def __init__(self, clips: Sequence[Clip], mels: Mels, n_frames_per_step: int = 1) -> None:
+        self.clips, self.mels, self.n_frames_per_step = clips, mels, n_frames_per_step
 
     def __len__(self) -> int:
         return len(self.clips)
@@ -347,7 +351,7 @@ class MelDataset(Dataset):
 
 
 def load_ahead(
-    dataset: Dataset,
+    dataset: MelDataset,
     batches: Iterable[Sequence[int]],
     device: torch.device | None = None,
     num_threads: int = 1,
@@ -361,7 +365,7 @@ def load_ahead(
     on_gpu = device is not None and device.type == "cuda"
 
     def load(indices: Sequence[int]) -> Batch:
-        batch = collate([dataset[i] for i in indices])
+        batch = collate([dataset[i] for i in indices], dataset.n_frames_per_step)
         return batch.pin_memory() if on_gpu else batch
 
     # A new thread would pin memory by way of the first GPU.
@@ -387,16 +391,19 @@ def short_batch(dataset: MelDataset, device: torch.device) -> Batch:
         first._replace(ids=first.ids[:n_symbols], mel=first.mel[:10]),
         last._replace(ids=last.ids[: 3 * n_symbols // 4], mel=last.mel[:10]),
     ]
-    return collate(items * n_copies).to(device)
+    return collate(items * n_copies, dataset.n_frames_per_step).to(device)
 
 
-def collate(items: Sequence[Item]) -> Batch:
-    """Returns items as a batch, padded to the longest text and the longest mel."""
+def collate(items: Sequence[Item], n_frames_per_step: int = 1) -> Batch:
+    """Returns items as a batch, padded to the longest text and the longest mel, which is rounded up
+    to whole decoder steps."""
     items = sorted(items, key=lambda item: -len(item.ids))
     text_lengths = torch.tensor([len(item.ids) for item in items])
     mel_lengths = torch.tensor([len(item.mel) for item in items])
     text = pad_sequence([item.ids for item in items], batch_first=True)
-    mel = pad_sequence([item.mel for item in items], batch_first=True).mT.contiguous()
-    gate = (~length_mask(mel_lengths - 1, mel.size(2))).float()
+    mel = pad_sequence([item.mel for item in items], batch_first=True).mT
+    mel = F.pad(mel, (0, -mel.size(2) % n_frames_per_step)).contiguous()
+    last = (mel_lengths - 1) // n_frames_per_step  # steps
+    gate = (~length_mask(last, mel.size(2) // n_frames_per_step)).float()
     indices = [item.index for item in items]
     return Batch(text, text_lengths, mel, mel_lengths, gate, text_lengths, indices)

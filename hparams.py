@@ -117,6 +117,7 @@ class HParams:
     encoder_n_convolutions: int = _above_0(3, "convolutions in the encoder")
     encoder_kernel_size: int = _odd(5, "width of the encoder's convolutions, in symbols")
     encoder_embedding_dim: int = _above_0(512, "encoder features per symbol, half per direction")
+    n_frames_per_step: int = _above_0(1, "frames that a step of the decoder makes")
     prenet_dim: int = _above_0(256, "units in each of the prenet's two layers")
     attention_rnn_dim: int = _above_0(1024, "units in the attention LSTM")
     attention_dim: int = _above_0(128, "features in which attention compares query and keys")
@@ -135,7 +136,7 @@ class HParams:
     gate_threshold: float = _share(
         0.5, "inference stops once a clip has ended with this probability"
     )
-    max_decoder_steps: int = _above_0(1000, "inference cuts a clip off after this many frames")
+    max_decoder_steps: int = _above_0(1000, "inference cuts a clip off after this many steps")
 
     # Optimisation
     learning_rate: float = _above_0(1e-3, "Adam's, constant")
@@ -214,7 +215,6 @@ NVIDIA_ONLY = {
     "load_mel_from_disk": "mels are computed from the wavs once, and kept: see cache_mels",
     "fp16_run": "use precision=bf16, or tf32",
     "distributed_run": "on several GPUs: torchrun --nproc_per_node=N train.py ...",
-    "n_frames_per_step": "a decoder step makes one frame, as NVIDIA's does; leave it out",
 }
 
 

@@ -56,6 +56,12 @@ def length_mask(lengths: Tensor, n: int) -> Tensor:
     return torch.arange(n, device=lengths.device) < lengths[:, None]
 
 
+def repeat_steps(x: Tensor, n_frames_per_step: int) -> Tensor:
+    """Returns values of decoder steps (B, n_steps, ...) for each frame: (B, T_out, ...)."""
+    x = x.unsqueeze(2)
+    return x.expand(-1, -1, n_frames_per_step, *x.shape[3:]).flatten(1, 2)
+
+
 def draw_mask(p: float, shape: Sequence[int], device: torch.device) -> Tensor:
     """Draws a dropout mask: False (drop) with probability ``p``, exact to 2e-10."""
     if device.type != "cpu":

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from layers import length_mask
+from layers import length_mask, repeat_steps
 
 
 class Loss(NamedTuple):
@@ -47,8 +47,8 @@ class Tacotron2Loss(nn.Module):
         """Computes the losses of a batch.
 
         Args:
-            output: ``mel``, ``mel_postnet`` (B, n_mels, T_out), ``gate`` (B, T_out) logits,
-                ``alignment`` (B, T_out, T_in).
+            output: ``mel``, ``mel_postnet`` (B, n_mels, T_out), ``gate`` (B, n_steps) logits,
+                ``alignment`` (B, T_out, T_in). A step's gate loss counts once for each frame.
             batch: targets ``mel`` and ``gate`` of the same shapes, ``mel_lengths`` and
                 ``text_lengths`` (B,).
             share: of one of several processes: its frames, with padding and without, over their
@@ -61,7 +61,9 @@ class Tacotron2Loss(nn.Module):
         total = (mel.mean() + mel_postnet.mean() + gate.mean()) * padded_share
 
         real = length_mask(batch.mel_lengths, batch.mel.size(2))  # (B, T_out)
-        per_frame = (mel + mel_postnet).mean(1) + gate  # (B, T_out)
+        n_frames_per_step = batch.mel.size(2) // gate.size(1)
+        per_frame = (mel + mel_postnet).mean(1)  # (B, T_out)
+        per_frame = per_frame + repeat_steps(gate, n_frames_per_step)
         masked = per_frame.masked_fill(~real, 0).sum() / batch.mel_lengths.sum() * real_share
 
         guided = torch.zeros_like(total)

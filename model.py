@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from decoder import fastest_decoder, recurrences, scan
-from layers import ConvNorm, LinearNorm, draw_mask, dropout, length_mask
+from layers import ConvNorm, LinearNorm, draw_mask, dropout, length_mask, repeat_steps
 
-CHECK_EVERY = 16  # frames, in inference, after which it is asked whether all clips have ended
+CHECK_EVERY = 16  # steps of inference after which it is asked whether all clips have ended
 
 
 class Output(NamedTuple):
@@ -25,7 +25,7 @@ class Output(NamedTuple):
 
     mel: Tensor  # (B, n_mels, T_out) log-mels before the postnet
     mel_postnet: Tensor  # (B, n_mels, T_out) log-mels after the postnet
-    gate: Tensor  # (B, T_out) logits of "this frame is the last, or later"
+    gate: Tensor  # (B, n_steps) logits of "this step has the last frame, or is later"
     alignment: Tensor  # (B, T_out, T_in) attention weights; each row sums to 1
 
 
@@ -34,7 +34,7 @@ class InferenceOutput(NamedTuple):
 
     mel: Tensor  # (B, n_mels, T_out)
     mel_postnet: Tensor  # (B, n_mels, T_out)
-    gate: Tensor  # (B, T_out)
+    gate: Tensor  # (B, n_steps)
     alignment: Tensor  # (B, T_out, T_in)
     mel_lengths: Tensor  # (B,)
     stopped: Tensor  # (B,) False if max_decoder_steps cut the clip off
@@ -53,15 +53,16 @@ class DecoderState(NamedTuple):
 
 
 class Prenet(nn.Module):
-    """Bottleneck for the previous frame. Its dropout stays on in validation and inference."""
+    """Bottleneck for the frames of the last step. Its dropout stays on, in inference too."""
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
-        dims = [hparams.n_mel_channels, hparams.prenet_dim, hparams.prenet_dim]
+        step_dim = hparams.n_mel_channels * hparams.n_frames_per_step
+        dims = [step_dim, hparams.prenet_dim, hparams.prenet_dim]
         self.p_dropout = hparams.p_prenet_dropout
         self.layers = nn.ModuleList(LinearNorm(dims[i], dims[i + 1], bias=False) for i in range(2))
 
-    def forward(self, frames: Tensor) -> Tensor:  # (..., n_mels) -> (..., D_prenet)
+    def forward(self, frames: Tensor) -> Tensor:  # (..., D_step) -> (..., D_prenet)
         for linear in self.layers:
             frames = dropout(F.relu(linear(frames)), self.p_dropout, training=True)
         return frames
@@ -185,11 +186,13 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Two LSTMs around the attention. Each step makes one mel frame."""
+    """Two LSTMs around the attention. Each step makes ``n_frames_per_step`` frames of the mel: a
+    row of D_step = n_frames_per_step x n_mels values, one frame after the other."""
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
-        self.n_mels = hparams.n_mel_channels
+        self.n_mels, self.n_frames_per_step = hparams.n_mel_channels, hparams.n_frames_per_step
+        self.step_dim = self.n_mels * self.n_frames_per_step
         self.attention_rnn_dim = hparams.attention_rnn_dim
         self.decoder_rnn_dim = hparams.decoder_rnn_dim
         self.p_attention_dropout = hparams.p_attention_dropout
@@ -200,7 +203,7 @@ class Decoder(nn.Module):
         self.attention_rnn = nn.LSTMCell(hparams.prenet_dim + context_dim, self.attention_rnn_dim)
         self.attention_layer = Attention(hparams)
         self.decoder_rnn = nn.LSTMCell(self.attention_rnn_dim + context_dim, self.decoder_rnn_dim)
-        self.linear_projection = LinearNorm(self.decoder_rnn_dim + context_dim, self.n_mels)
+        self.linear_projection = LinearNorm(self.decoder_rnn_dim + context_dim, self.step_dim)
         self.gate_layer = LinearNorm(self.decoder_rnn_dim + context_dim, 1, gain="sigmoid")
 
     def initial_state(self, memory: Tensor) -> DecoderState:
@@ -220,7 +223,8 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None = None,
         decoder_mask: Tensor | None = None,
     ) -> DecoderState:
-        """Returns the next state; ``frame`` (B, D_prenet) is the prenet's output for the last one.
+        """Returns the next state; ``frame`` (B, D_prenet) is the prenet's output for the frames of
+        the last step.
 
         The masks (B, D_attention_rnn) and (B, D_decoder_rnn) are True for hidden units to keep.
         """
@@ -251,7 +255,7 @@ class Decoder(nn.Module):
         )
 
     def output_weights(self) -> tuple[Tensor, Tensor]:
-        """Returns weight (n_mels + 1, D_decoder_rnn + D_encoder) and bias of frame and gate."""
+        """Returns weight (D_step + 1, D_decoder_rnn + D_encoder) and bias of frames and gate."""
         layers = self.linear_projection.linear_layer, self.gate_layer.linear_layer
         weight, bias = zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
         return torch.cat(weight), torch.cat(bias)
@@ -260,7 +264,7 @@ class Decoder(nn.Module):
     def project(
         hidden: Tensor, context: Tensor, weight: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns frames (..., n_mels) and gate logits (...), of hidden states (..., D_decoder_rnn)
+        """Returns frames (..., D_step) and gate logits (...), of hidden states (..., D_decoder_rnn)
         and contexts (..., D_encoder), as one product with :meth:`output_weights`."""
         of_hidden, of_context = weight.split([hidden.size(-1), context.size(-1)], 1)
         output = F.linear(hidden, of_hidden, bias) + F.linear(context, of_context)
@@ -269,19 +273,21 @@ class Decoder(nn.Module):
     def forward(
         self, memory: Tensor, mel: Tensor, padding: Tensor, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Decodes with teacher forcing: the input of every step is the true previous frame.
+        """Decodes with teacher forcing: the input of every step is the true frames before.
 
         Args:
             memory: (B, T_in, D_encoder)
-            mel: (B, n_mels, T_out), the targets
+            mel: (B, n_mels, T_out), the targets; T_out is n_steps x n_frames_per_step
             padding: (B, T_in), True beyond a text's end
             dtype: for products with LSTM weights; None: the weights' own. The loop ignores it.
 
         Returns:
-            mel (B, n_mels, T_out), gate logits (B, T_out), alignment (B, T_out, T_in)
+            mel (B, n_mels, T_out), gate logits (B, n_steps), alignment (B, T_out, T_in)
         """
-        frames = F.pad(mel, (1, -1)).permute(2, 0, 1)  # (T_out, B, n_mels), the first all zeros
-        frames = self.prenet(frames)  # (T_out, B, D_prenet)
+        r = self.n_frames_per_step
+        frames = F.pad(mel, (r, -r)).permute(2, 0, 1)  # (T_out, B, n_mels), the first r all zeros
+        frames = frames.unflatten(0, (-1, r)).transpose(1, 2).flatten(2)  # (n_steps, B, D_step)
+        frames = self.prenet(frames)  # (n_steps, B, D_prenet)
         keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
         # Drawn here, so that every implementation drops the same units.
         T, B, _ = frames.shape
@@ -299,22 +305,30 @@ class Decoder(nn.Module):
             if self.implementation == "auto":
                 self.implementation, _ = fastest_decoder(memory.device)
             *features, alignment = self._scan(*inputs, dtype)
-        # (T_out, B, n_mels), (T_out, B)
-        mel, gate = self.project(*features, *self.output_weights())
-        return mel.permute(1, 2, 0), gate.t(), alignment.transpose(0, 1)
+        # (n_steps, B, D_step), (n_steps, B)
+        frames, gate = self.project(*features, *self.output_weights())
+        return self.unfold(frames.transpose(0, 1), gate.t(), alignment.transpose(0, 1))
+
+    def unfold(
+        self, frames: Tensor, gate: Tensor, alignment: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what :meth:`forward` does, of the steps' frames (B, n_steps, D_step), gate logits
+        (B, n_steps) and alignment (B, n_steps, T_in)."""
+        mel = frames.unflatten(2, (-1, self.n_mels)).flatten(1, 2)  # (B, T_out, n_mels)
+        return mel.mT, gate, repeat_steps(alignment, self.n_frames_per_step)
 
     def generate(
         self, memory: Tensor, padding: Tensor, gate_threshold: float, max_steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Decodes freely: the input of every step is the frame that the last one made.
+        """Decodes freely: the input of every step is the frames that the last one made.
 
         It ends once every clip has ended, with a probability (:func:`end_probability`) above
-        ``gate_threshold``, or after ``max_steps`` frames. Arguments and results are those of
+        ``gate_threshold``, or after ``max_steps`` steps. Arguments and results are those of
         :meth:`forward`.
         """
         keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
         state = self.initial_state(memory)
-        frame = memory.new_zeros(len(memory), self.n_mels)
+        frame = memory.new_zeros(len(memory), self.step_dim)
         frames, gates, weights, output_weights = [], [], [], self.output_weights()
         for n in range(1, max_steps + 1):
             state = self.step(self.prenet(frame), state, memory, keys, padding)
@@ -324,12 +338,12 @@ class Decoder(nn.Module):
             weights.append(state.weights)
             # Only now and then, since asking makes a GPU finish first.
             if n % CHECK_EVERY == 0 or n == max_steps:
-                ended = end_probability(torch.stack(gates, 1)) > gate_threshold  # (B, T_out)
+                ended = end_probability(torch.stack(gates, 1)) > gate_threshold  # (B, n_steps)
                 if ended[:, -1].all():
                     break
-        n_running = int((~ended).any(0).sum())  # frames after which a clip goes on
+        n_running = int((~ended).any(0).sum())  # steps after which a clip goes on
         frames, gates, weights = (x[: n_running + 1] for x in (frames, gates, weights))
-        return torch.stack(frames, 2), torch.stack(gates, 1), torch.stack(weights, 1)
+        return self.unfold(*(torch.stack(x, 1) for x in (frames, gates, weights)))
 
     def graph_shapes(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Returns (B, T_in) of each CUDA graph that training on batches of ``shapes`` captures."""
@@ -346,8 +360,8 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None,
         decoder_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns hidden states (T_out, B, D_decoder_rnn), contexts (T_out, B, D_encoder) and
-        alignment (T_out, B, T_in), step by step."""
+        """Returns hidden states (n_steps, B, D_decoder_rnn), contexts (n_steps, B, D_encoder) and
+        alignment (n_steps, B, T_in), step by step."""
         state = self.initial_state(memory)
         states = []
         for t, frame in enumerate(frames):
@@ -459,8 +473,7 @@ class Tacotron2(nn.Module):
         if self.mask_padding:
             # Not in place: NVIDIA's code masks the tensor that the postnet's first convolution
             # saved for backward, which makes its gradient wrong.
-            padding = ~length_mask(batch.mel_lengths, mel.size(2))  # (B, T_out)
-            mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, padding)
+            mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, batch.mel_lengths)
         return Output(mel, mel_postnet, gate, alignment)
 
     @torch.inference_mode()
@@ -491,22 +504,22 @@ class Tacotron2(nn.Module):
         mel, gate, alignment = self.decoder.generate(
             memory, padding, self.gate_threshold, self.max_decoder_steps
         )
-        ended = end_probability(gate) > self.gate_threshold  # (B, T_out)
+        ended = end_probability(gate) > self.gate_threshold  # (B, n_steps)
         stopped = ended.any(1)
-        mel_lengths = torch.where(stopped, ended.int().argmax(1) + 1, mel.size(2))
+        n_steps = torch.where(stopped, ended.int().argmax(1) + 1, gate.size(1))
+        mel_lengths = n_steps * self.decoder.n_frames_per_step
         mel_postnet = mel.clone()
         for i, n in enumerate(mel_lengths.tolist()):
             mel_postnet[i, :, :n] += self.postnet(mel[i : i + 1, :, :n])[0]
-        padding = ~length_mask(mel_lengths, mel.size(2))
-        mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, padding)
+        mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, mel_lengths)
         return InferenceOutput(mel, mel_postnet, gate, alignment, mel_lengths, stopped)
 
 
 def end_probability(gate: Tensor) -> Tensor:
-    """Returns the probability (B, T_out) that a clip has ended by each frame, of gate logits
-    (B, T_out).
+    """Returns the probability (B, n_steps) that a clip has ended by each step, of gate logits
+    (B, n_steps).
 
-    The gate is trained on clips that each end once. So its probability p at a frame is that of
+    The gate is trained on clips that each end once. So its probability p at a step is that of
     ending there if the clip has not ended before, and it has ended by then with 1 - prod(1 - p).
     A clip whose end is uncertain may never have a p above a half, but it does end.
     """
@@ -529,11 +542,13 @@ def _drop(hidden: Tensor, mask: Tensor | None, p: float) -> Tensor:
 
 
 def _mask(
-    mel: Tensor, mel_postnet: Tensor, gate: Tensor, padding: Tensor
+    mel: Tensor, mel_postnet: Tensor, gate: Tensor, mel_lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sets mels to 0 and gate logits to 1000 (stop) in padding (B, T_out)."""
+    """Sets mels to 0 and gate logits to 1000 (stop) beyond the lengths (B,) of the mels."""
+    padding = ~length_mask(mel_lengths, mel.size(2))  # (B, T_out)
+    n_frames_per_step = mel.size(2) // gate.size(1)
     return (
         mel.masked_fill(padding[:, None], 0),
         mel_postnet.masked_fill(padding[:, None], 0),
-        gate.masked_fill(padding, 1e3),
+        gate.masked_fill(padding[:, ::n_frames_per_step], 1e3),
     )

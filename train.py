@@ -242,7 +242,7 @@ class Run:
         """Trains on the epoch's batches, or on what is left of them."""
         hparams, progress, sampler = self.hparams, self.progress, self.data.sampler
         sampler.set_epoch(progress.epoch)
-        frames = data_utils.frames_of_steps(sampler)
+        frames = data_utils.frames_of_steps(sampler, self.data.train_set.clips)
         shares = frames[:, distributed.RANK] / frames.mean(1)  # of this process
         title = f"epoch {progress.epoch + 1}"  # counted from 1 in what a person reads
         self.model.train()

@@ -61,14 +61,15 @@ def open_checkpoints(
         model = load_model(path, overrides, **changes)
         clips = load_clips(model.hparams.validation_files, model.hparams)[:n_clips]
         longest = max(clips, key=lambda clip: clip.n_frames)
-        if longest.n_frames >= (limit := model.max_decoder_steps):
+        r = model.hparams.n_frames_per_step
+        if longest.n_frames >= (limit := r * model.max_decoder_steps):
             raise UserError(
                 f"{longest.location}: has {longest.n_frames} frames, and speech is cut off after "
-                f"{limit}; give --hparams max_decoder_steps={3 * longest.n_frames // 2}"
+                f"{limit}; give --hparams max_decoder_steps={3 * longest.n_frames // (2 * r)}"
             )
         if opened:
             refuse_others(path, model, clips, *opened[0])
-        opened.append((path, model, MelDataset(clips, open_mels(clips, model.hparams))))
+        opened.append((path, model, MelDataset(clips, open_mels(clips, model.hparams), r)))
     return opened
 
 

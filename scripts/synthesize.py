@@ -189,7 +189,7 @@ def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
             fix = "export the lists into folders of their own"
             raise UserError(f"{clip.location}: {other} has a clip of the same name, {name}; {fix}")
     make_empty_folder(folder)
-    dataset = MelDataset(clips, open_mels(clips, hparams))
+    dataset = MelDataset(clips, open_mels(clips, hparams), hparams.n_frames_per_step)
     order = range(len(clips))
     batches = [order[i : i + BATCH_SIZE] for i in order[::BATCH_SIZE]]
     torch.manual_seed(args.seed)

@@ -208,7 +208,9 @@ def tiny() -> HParams:
     return create_hparams(TINY)
 
 
-def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int]) -> Batch:
+def noise_batch(
+    hparams: HParams, text_lengths: list[int], mel_lengths: list[int], n_frames_per_step: int = 1
+) -> Batch:
     """Clips of random ids and mels of the given lengths."""
     generator = torch.Generator().manual_seed(0)
     items = []
@@ -216,7 +218,7 @@ def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int
         ids = torch.randint(1, hparams.n_symbols, (T_in,), generator=generator)
         mel = torch.randn(T_out, hparams.n_mel_channels, generator=generator)
         items.append(Item(len(items), ids, mel))
-    return collate(items)
+    return collate(items, n_frames_per_step)
 
 
 @pytest.fixture

@@ -141,6 +141,24 @@ def test_collate_pads_and_sorts_by_text_length():
     assert batch.gate.tolist() == [[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1], [0, 0, 0, 1, 1, 1]]
 
 
+def test_with_several_frames_a_step_batches_have_whole_steps_within_the_capacity(settings):
+    items = [Item(0, torch.ones(1), torch.ones(n, 10)) for n in (3, 7, 4)]
+    batch = collate(items, 3)
+    assert batch.mel.shape == (3, 10, 9) and not batch.mel[1, :, 7:].any()
+    assert batch.mel_lengths.tolist() == [3, 7, 4]
+    assert batch.gate.tolist() == [[1, 1, 1], [0, 0, 1], [0, 1, 1]]
+
+    hparams = create_hparams(settings + "n_frames_per_step=5,batch_capacity=100")
+    clips, _ = load_data(hparams)
+    dataset = MelDataset(clips, lambda clip: np.zeros((clip.n_frames, 10), np.float32), 5)
+    sampler = data_utils.training_sampler(clips, hparams)
+    frames = data_utils.frames_of_steps(sampler, clips)[:, 0]
+    batches = list(load_ahead(dataset, sampler.plan))
+    assert [batch.mel[:, 0].numel() for batch in batches] == frames[:, 0].tolist()
+    assert [int(batch.mel_lengths.sum()) for batch in batches] == frames[:, 1].tolist()
+    assert frames[:, 0].max() <= 100 and not (frames[:, 0] % 5).any()
+
+
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_batches_follow_the_plan_in_order_and_are_loaded_ahead(hparams, clips, num_threads):
     """By that many threads, one batch each; and no thread is left, however the loop ends."""

@@ -16,7 +16,8 @@ def random_output(batch: Batch) -> Output:
     torch.manual_seed(1)
     B, _, T_out = batch.mel.shape
     mel, mel_postnet = torch.randn(2, *batch.mel.shape)
-    return Output(mel, mel_postnet, torch.randn(B, T_out), torch.rand(B, T_out, batch.text.size(1)))
+    gate, alignment = torch.randn(batch.gate.shape), torch.rand(B, T_out, batch.text.size(1))
+    return Output(mel, mel_postnet, gate, alignment)
 
 
 def nvidias_loss(mel, mel_postnet, gate, target, gate_target):
@@ -52,6 +53,16 @@ def test_padding_further_changes_total_but_not_masked_nor_guided(batch):
     assert_close(before.masked, after.masked)
     assert_close(before.guided_attention, after.guided_attention)
     assert not torch.isclose(before.total, after.total)
+
+
+def test_a_steps_gate_counts_for_each_of_its_frames(tiny):
+    batch = noise_batch(tiny, [7, 5, 3], [9, 12, 4], 3)
+    output = random_output(batch)
+    by_frame = [x.repeat_interleave(3, 1) for x in (output.gate, batch.gate)]
+    expected = Tacotron2Loss()(output._replace(gate=by_frame[0]), batch._replace(gate=by_frame[1]))
+    loss = Tacotron2Loss()(output, batch)
+    assert_close((loss.total, loss.masked), (expected.total, expected.masked))
+    assert batch.gate.tolist() == [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 1, 1]]
 
 
 def test_guided_attention_by_its_formula(tiny):

@@ -3,7 +3,7 @@ import re
 
 import pytest
 import torch
-from conftest import NO_DROPOUT, build, noise_batch
+from conftest import NO_DROPOUT, build, noise_batch, set_gate
 from torch import nn
 from torch.autograd import gradcheck
 from torch.func import functional_call
@@ -43,6 +43,39 @@ def test_a_frame_depends_on_earlier_frames_only_and_the_first_on_zeros(tiny):
     assert_close(before[:, :, :6], after[:, :, :6])
     assert (before[:, :, 6:] != after[:, :, 6:]).any()
     assert_close(before[0, :, 0], model.inference(batch.text[:1]).mel[0, :, 0])
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_three_frames_a_step_are_one_frame_of_three_times_the_bands(tiny, decoder):
+    """Such a decoder has the same weights. So has inference, until the gate opens."""
+    several = build(**NO_DROPOUT, decoder=decoder, n_frames_per_step=3, max_decoder_steps=4)
+    single = build(**NO_DROPOUT, decoder=decoder, n_mel_channels=30, max_decoder_steps=4)
+    single.decoder.load_state_dict(several.decoder.state_dict())  # with their shapes
+    batch = noise_batch(tiny, [7, 5, 3], [9, 12, 4], 3)
+    memory, padding = torch.randn(3, 7, 8), torch.zeros(3, 7, dtype=torch.bool)
+
+    def by_step(mel):  # (B, 10, 12) -> (B, 30, 4)
+        return mel.unflatten(2, (4, 3)).permute(0, 3, 1, 2).flatten(1, 2)
+
+    for mel, gate, alignment, expected in (
+        (*several.decoder(memory, batch.mel, padding),
+         single.decoder(memory, by_step(batch.mel), padding)),
+        (*several.decoder.generate(memory, padding, 1.0, 4),
+         single.decoder.generate(memory, padding, 1.0, 4)),
+    ):  # fmt: skip
+        assert mel.shape == (3, 10, 12) and gate.shape == (3, 4) and alignment.shape == (3, 12, 7)
+        assert_close((by_step(mel), gate), expected[:2])
+        assert_close(alignment, expected[2].repeat_interleave(3, 1))
+
+    output = several(batch)
+    assert (output.gate == 1e3).tolist() == [[False] * 3 + [True], [False] * 4, [0, 0, 1, 1]]
+    for i, n_frames in enumerate((9, 12, 4)):
+        assert output.mel[i, :, :n_frames].all() and not output.mel_postnet[i, :, n_frames:].any()
+    assert check_fast_path(several, batch) == []
+    spoken = set_gate(several, -100).eval().inference(batch.text, batch.text_lengths)
+    assert spoken.mel_lengths.tolist() == [12] * 3 and not spoken.stopped.any()
+    spoken = set_gate(several, 100).inference(batch.text, batch.text_lengths)
+    assert spoken.mel_lengths.tolist() == [3] * 3 and spoken.mel.shape == (3, 10, 3)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

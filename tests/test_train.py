@@ -335,7 +335,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, run, first):
     published, warm = str(tmp_path / "published.pt"), (first, "--warm_start")
     save_checkpoint(Path(published), {"state_dict": weights(tmp_path / "first")})
     shapes = r"linear_layer\.weight is \(8, 10\) in the checkpoint, \(9, 10\) in this model"
-    ignore = r"ignore_layers, as in ignore_layers=\[embedding,"
+    ignore = r"--hparams 'ignore_layers=\[embedding.weight,decoder.prenet"
     for change, options, words in (
         ("", (first,), r"\.pt: has 1 epoch; set epochs=2 or more"),
         ("epochs=2", (published,), r"has no settings in it; name .*--preset nvidia"),

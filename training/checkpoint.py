@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from cli import DISK_FULL, UserError, counted, make_folder, replacing
-from hparams import MAY_CHANGE, HParams, create_hparams, quote
+from hparams import MAY_CHANGE, HParams, create_hparams, format_overrides, quote
 from training import distributed
 
 BEST = "checkpoint_best.pt"
@@ -281,24 +281,25 @@ def load_weights(
     theirs = {name: weight for name, weight in theirs.items() if name not in ignored}
     theirs |= {name: weight for name, weight in ours.items() if name in ignored}
     shapes = [{k: tuple(v.shape) for k, v in weights.items()} for weights in (theirs, ours)]
-    differences = []
+    differences = {}
     for name in {**ours, **theirs}:
         saved, expected = (of.get(name, "absent") for of in shapes)
         if saved != expected:
-            differences.append(f"{name} is {saved} in the checkpoint, {expected} in this model")
+            differences[name] = f"{name} is {saved} in the checkpoint, {expected} in this model"
     if differences:
         more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
         fix = "use the settings it was trained with (hparams.json beside it)"
-        if len(differences) == 1 and differences[0].startswith("embedding.weight is ("):
+        if list(differences) == ["embedding.weight"] and "embedding.weight" in theirs:
             fix = (
                 "it reads other symbols: set them (symbols), or train on from its other weights by "
                 "-c and --warm_start"
             )
         if ignore_layers is not None:
-            fix = "leave these out with ignore_layers, as in ignore_layers=[embedding,decoder]"
-        raise UserError(
-            f"{path}: the checkpoint of another model: {'; '.join(differences[:3])}{more}; {fix}"
-        )
+            layers = dict.fromkeys(name.rpartition(".")[0] for name in differences)
+            layers = format_overrides({"ignore_layers": (*ignore_layers, *layers)})
+            fix = f"leave them out by --hparams '{layers}'"
+        shown = "; ".join(list(differences.values())[:3])
+        raise UserError(f"{path}: the checkpoint of another model: {shown}{more}; {fix}")
     model.load_state_dict(theirs)
 
 

@@ -39,7 +39,7 @@ CHARTS = {
         "zero-padding rate (ZPR)": ["epoch/zpr"],
         "average batch length (ABL), in frames": ["epoch/abl"],
         "batches": ["epoch/n_batches"],
-        "decoder steps": ["epoch/total_length"],
+        "decoder steps x frames per step": ["epoch/total_length"],
     },
     "Speed": {
         "frames per second": ["epoch/frames_per_second"],
@@ -56,8 +56,8 @@ class Sample(NamedTuple):
     text: str
     mel: Tensor  # (n_mels, T_out) target
     mel_postnet: Tensor  # (n_mels, T_out) predicted with teacher forcing
-    gate: Tensor  # (T_out,) predicted logits
-    gate_target: Tensor  # (T_out,) 1 at the last frame
+    gate: Tensor  # (n_steps,) predicted logits
+    gate_target: Tensor  # (n_steps,) 1 at the last step
     alignment: Tensor  # (T_out, T_in)
 
 
@@ -199,7 +199,7 @@ class RunLogger:
             figures = {
                 "alignment": draw_alignment(sample.alignment, sample.text, frame),
                 "mel": draw_mels(sample, frame),
-                "gate": draw_gate(sample, frame),
+                "gate": draw_gate(sample, frame * hparams.n_frames_per_step),
             }
             for kind, figure in figures.items():
                 pixels = render(figure)
@@ -326,10 +326,11 @@ def draw_mels(sample: Sample, frame: float) -> Figure:
     return figure
 
 
-def draw_gate(sample: Sample, frame: float) -> Figure:
-    """Draws the probability that the clip has ended by each frame, and its target."""
+def draw_gate(sample: Sample, step: float) -> Figure:
+    """Draws the probability that the clip has ended by each decoder step, and its target; ``step``:
+    in seconds."""
     figure, (axes,) = _figure(2.5)
-    seconds = np.arange(len(sample.gate)) * frame
+    seconds = np.arange(len(sample.gate)) * step
     axes.plot(seconds, sample.gate_target.numpy(), color="0.7", label="target")
     axes.plot(seconds, end_probability(sample.gate[None])[0].numpy(), label="predicted")
     axes.set(xlabel="time (s)", ylabel="has ended: probability", ylim=(-0.05, 1.05))

@@ -144,7 +144,8 @@ def faster_decoder(
     seconds = {"scan": 0.0, "triton": 0.0}
     with unchanged(model):
         for items in progress_bar(batches, "choosing the decoder; kernels compile"):
-            batch, steps = collate(items).to(device), {}
+            batch = collate(items, model.hparams.n_frames_per_step).to(device)
+            steps = {}
             for name in seconds:
                 decoder.implementation = name
                 try:
@@ -247,7 +248,8 @@ def try_shapes(
     Raises:
         UserError: memory runs out.
     """
-    n_mels = model.hparams.n_mel_channels
+    hparams = model.hparams
+    T_out = STEPS * hparams.n_frames_per_step
 
     def train(items: list[Item]) -> None:
         if memory_error(model, loss_function, optimizer, items):
@@ -260,12 +262,12 @@ def try_shapes(
     @full_precision()
     def validate(items: list[Item]) -> None:
         model.eval()
-        model(collate(items).to(next(model.parameters()).device))
+        model(collate(items, hparams.n_frames_per_step).to(next(model.parameters()).device))
 
     with unchanged(model):
         for run, shapes in ((train, training), (validate, validation)):
             for B, T_in in model.decoder.graph_shapes(shapes):
-                with_fallback(model, run, [blank(T_in, STEPS, n_mels)] * B)
+                with_fallback(model, run, [blank(T_in, T_out, hparams.n_mel_channels)] * B)
         model.train()
 
 
@@ -301,7 +303,7 @@ def memory_error(
         # Room for Adam's moments, which the first step allocates.
         copies = 0 if optimizer.state else 2
         moments = [torch.empty_like(p) for p in model.parameters() for _ in range(copies)]
-        batch = collate(items).to(device)
+        batch = collate(items, model.hparams.n_frames_per_step).to(device)
         loss_function(model(batch), batch).objective.backward()
         synchronize(device)
         del moments

@@ -1,5 +1,6 @@
 """Teacher-forced validation over fixed random batches, the same for every strategy (Sec. 6)."""
 
+import math
 from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,8 @@ def validate(
     broadcast_buffers(model)
     device, clips = next(model.parameters()).device, dataset.clips
     longest = max(range(len(clips)), key=lambda i: clips[i].n_frames)
-    hop_seconds = model.hparams.hop_length / model.hparams.sampling_rate
+    n_frames_per_step = model.hparams.n_frames_per_step
+    step_seconds = n_frames_per_step * model.hparams.hop_length / model.hparams.sampling_rate
     sums, counts, samples, problems = defaultdict(float), defaultdict(int), {}, []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(VALIDATION_SEED)
@@ -55,9 +57,9 @@ def validate(
             if j % WORLD_SIZE == 0:
                 check_stop()
             if j % WORLD_SIZE != RANK:  # another process's: only draw what its dropout draws
-                T_out = max(clips[i].n_frames for i in indices)
+                n_steps = math.ceil(max(clips[i].n_frames for i in indices) / n_frames_per_step)
                 model.decoder.prenet(
-                    torch.zeros(T_out, len(indices), model.decoder.n_mels, device=device)
+                    torch.zeros(n_steps, len(indices), model.decoder.step_dim, device=device)
                 )
                 continue
             batch = next(loaded).to(device)
@@ -69,8 +71,9 @@ def validate(
             diagonality, focus = alignment_scores(
                 output.alignment, batch.text_lengths, batch.mel_lengths
             )
-            stop_error = stop_errors(output.gate, batch.mel_lengths, model.gate_threshold)
-            n_clips, n_padded = len(batch.indices), batch.gate.numel()
+            n_steps = torch.ceil(batch.mel_lengths / n_frames_per_step).long()  # (B,)
+            stop_error = stop_errors(output.gate, n_steps, model.gate_threshold)
+            n_clips, n_padded = len(batch.indices), batch.mel[:, 0].numel()
             n_real = int(batch.mel_lengths.sum())
             scalars = {  # the sum over this batch's clips or frames, and their number
                 "loss": (loss.total.item() * n_padded, n_padded),
@@ -80,7 +83,7 @@ def validate(
                 "masked_loss": (loss.masked.item() * n_real, n_real),
                 "diagonality": (diagonality.sum().item(), n_clips),
                 "focus": (focus.sum().item(), n_clips),
-                "stop_error": (stop_error.sum().item() * hop_seconds, n_clips),
+                "stop_error": (stop_error.sum().item() * step_seconds, n_clips),
             }
             for name, (total, count) in scalars.items():
                 sums[name] += total
@@ -129,12 +132,13 @@ def alignment_scores(
     return diagonality, focus
 
 
-def stop_errors(gate: Tensor, mel_lengths: Tensor, threshold: float) -> Tensor:
-    """Returns the frames (B,) between each clip's last frame and the first by which it has ended
-    with a probability above ``threshold``; 1 if there is none. ``gate`` (B, T_out) are logits."""
-    ended = (end_probability(gate) > threshold) | ~length_mask(mel_lengths, gate.size(1))
+def stop_errors(gate: Tensor, n_steps: Tensor, threshold: float) -> Tensor:
+    """Returns the steps (B,) between each clip's last step and the first by which it has ended with
+    a probability above ``threshold``; 1 if there is none. ``gate`` (B, T) are logits, and
+    ``n_steps`` (B,) the clips' lengths."""
+    ended = (end_probability(gate) > threshold) | ~length_mask(n_steps, gate.size(1))
     ended = F.pad(ended, (0, 1), value=True)
-    return (ended.int().argmax(1) - (mel_lengths - 1)).abs()
+    return (ended.int().argmax(1) - (n_steps - 1)).abs()
 
 
 def validate_run(
@@ -189,12 +193,13 @@ def precise_batch_norm(
 def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
     """Returns clip ``row`` of a batch without its padding."""
     T_out, T_in = int(batch.mel_lengths[row]), int(batch.text_lengths[row])
+    n_steps = math.ceil(T_out * batch.gate.size(1) / batch.mel.size(2))
     return Sample(
         text,
         batch.mel[row, :, :T_out].cpu(),
         output.mel_postnet[row, :, :T_out].cpu(),
-        output.gate[row, :T_out].cpu(),
-        batch.gate[row, :T_out].cpu(),
+        output.gate[row, :n_steps].cpu(),
+        batch.gate[row, :n_steps].cpu(),
         output.alignment[row, :T_out, :T_in].cpu(),
     )
 
