@@ -8,7 +8,7 @@
 
 Implementations: nvidia is the model of NVIDIA's repository, if --nvidia names a clone of it;
 reference (a readable loop like NVIDIA's), scan and triton (on a GPU) are the decoder setting. Add
-+bf16 for its precision, or +tf32 on a GPU.
++bf16 for its precision, or +tf32 on a GPU, and +2 or +3 for as many frames a decoder step.
 
 Each has its own process, for its own peak memory. They take turns, step by step, so that a busy
 moment of the machine slows them all. Ratios compare with the first. The model is the paper's, with
@@ -63,6 +63,12 @@ N_CLIPS = 10_480  # LJSpeech's training clips in the paper
 BATCHINGS = [  # Table 2's
     "RAND", "SB-BR", "SSB-BR", "BKT-BR", "ATS-BR", "SB", "SSB", "SB-DBS", "SSB-DBS", "SSB-DBS-BR",
 ]  # fmt: skip
+OPTIONS = {  # of an implementation
+    "tf32": "precision=tf32",
+    "bf16": "precision=bf16",
+    "2": "n_frames_per_step=2",
+    "3": "n_frames_per_step=3",
+}
 SHAPES_HEADER = """
 | batches | | forward s | backward s | together s | times as fast | peak memory | of the first's |
 |---|---|--:|--:|--:|--:|--:|--:|"""
@@ -86,8 +92,7 @@ class NvidiaModel(nn.Module):
             sys.modules.update(ours)
         # Theirs needs a GPU.
         theirs.get_mask_from_lengths = lambda n: length_mask(n, int(n.max()))
-        only_theirs = {"n_frames_per_step": 1, "fp16_run": False}
-        self.model = theirs.Tacotron2(Namespace(**vars(hparams), **only_theirs))
+        self.model = theirs.Tacotron2(Namespace(**vars(hparams), fp16_run=False))
         self.bf16 = hparams.precision == "bf16"
 
     def forward(self, batch: Batch) -> Output:
@@ -137,8 +142,9 @@ class Trainer:
 
 
 def settings(implementation: str, overrides: str) -> HParams:
-    decoder, _, precision = implementation.replace("nvidia", "reference").partition("+")
-    return create_hparams(f"{overrides},decoder={decoder},precision={precision or 'fp32'}")
+    decoder, *options = implementation.replace("nvidia", "reference").split("+")
+    changes = "".join(f",{OPTIONS[option]}" for option in options)
+    return create_hparams(f"{overrides},decoder={decoder}{changes}")
 
 
 def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int]) -> Batch:
@@ -149,7 +155,7 @@ def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int
         ids = torch.randint(1, hparams.n_symbols, (T_in,), generator=generator)
         mel = torch.randn(T_out, hparams.n_mel_channels, generator=generator)
         items.append(Item(len(items), ids, mel))
-    return collate(items)
+    return collate(items, hparams.n_frames_per_step)
 
 
 # Processes
@@ -276,12 +282,13 @@ def bench_epoch(args: Namespace) -> None:
 def main() -> None:
     cuda = torch.cuda.is_available()
     names = ["nvidia", "reference", "scan", *["triton"] * cuda]
-    choices = [name + precision for precision in ("", "+tf32", "+bf16") for name in names]
+    precisions, n_frames = ("", "+tf32", "+bf16"), ("", "+2", "+3")
+    choices = list(map("".join, product(names, precisions, n_frames)))
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--batch_sizes", type=positive, nargs="+", default=[16, 32, 64, 98], metavar="B")
     add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
-    add("--implementations", nargs="+", choices=choices, metavar="NAME", help="default: all")
+    add("--implementations", nargs="+", choices=choices, metavar="NAME", help="default: all, without options")
     add("--nvidia", default="", metavar="DIR", help="a clone of github.com/NVIDIA/tacotron2")
     rounds = {"default": 20 if cuda else 3, "help": "timed steps, or epochs (%(default)s)"}
     add("--rounds", type=positive, **rounds)

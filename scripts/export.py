@@ -5,8 +5,8 @@
 --format weights (the default): the weights and settings without the training state, a third of
 the size. synthesize.py, speech.load_model and train.py -c read it.
 
---format nvidia: a checkpoint that NVIDIA's Tacotron 2 loads, to speak or to train on. Its Adam
-starts anew.
+--format nvidia: a checkpoint that NVIDIA's Tacotron 2 loads, to speak or to train on (with
+n_frames_per_step above 1, only to speak). Its Adam starts anew.
 
 --format torchaudio: weights that torchaudio.models.Tacotron2 loads, strictly.
 """
