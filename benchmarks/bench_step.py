@@ -288,7 +288,7 @@ def main() -> None:
     add = parser.add_argument
     add("--batch_sizes", type=positive, nargs="+", default=[16, 32, 64, 98], metavar="B")
     add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
-    add("--implementations", nargs="+", choices=choices, metavar="NAME", help="default: all, without options")
+    add("--implementations", nargs="+", choices=choices, metavar="NAME", help="default: each once")
     add("--nvidia", default="", metavar="DIR", help="a clone of github.com/NVIDIA/tacotron2")
     rounds = {"default": 20 if cuda else 3, "help": "timed steps, or epochs (%(default)s)"}
     add("--rounds", type=positive, **rounds)
