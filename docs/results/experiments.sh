@@ -23,10 +23,10 @@ every="guided_attention_weight=1,batch_size=8,attention_location_n_filters=8,che
 # a learning rate of RATE * 1e-3, and for EPOCHS more with RATE * 3e-4, after the $start_epochs of START
 continue_from() {
     local series=$1 start=$2 experiments=$3 epochs=$4 seed=$5 rate=$6 settings=${7:-} experiment
-    bash "${code:-.}/scripts/run_all.sh" --start "$start" --output "runs/$series/common" \
-        --epochs $((start_epochs + epochs)) --only "$experiments" --seeds "$seed" \
-        --hparams "learning_rate=${rate}e-3,precise_batch_norm=50$settings"
     for experiment in $experiments; do
+        bash "${code:-.}/scripts/run_all.sh" --start "$start" --output "runs/$series/common" \
+            --epochs $((start_epochs + epochs)) --only "$experiment" --seeds "$seed" \
+            --hparams "learning_rate=${rate}e-3,precise_batch_norm=50$settings"
         bash "${code:-.}/scripts/run_all.sh" --start "runs/$series/common/$experiment" \
             --output "runs/$series/annealed" --epochs $((start_epochs + 2 * epochs)) \
             --only "$experiment" --seeds "$seed" \
@@ -47,9 +47,10 @@ voice_start() {  # SEED: trains the start of the human voice
 voice() {
     for seed in ${seeds:-0 1000 2000}; do
         voice_start $seed
-        continue_from voice runs/voice/start/RAND "$ten" 6 $seed 1
+        continue_from voice runs/voice/start/RAND "RAND SSB-DBS-BR" 6 $seed 1
         # 9 epochs of it take as long as 6 of RAND
         continue_from more_epochs runs/voice/start/RAND SSB-DBS-BR 9 $seed 1
+        continue_from voice runs/voice/start/RAND "$ten" 6 $seed 1
     done
 }
 
