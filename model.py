@@ -307,9 +307,9 @@ class Decoder(nn.Module):
             *features, alignment = self._scan(*inputs, dtype)
         # (n_steps, B, D_step), (n_steps, B)
         frames, gate = self.project(*features, *self.output_weights())
-        return self.unfold(frames.transpose(0, 1), gate.t(), alignment.transpose(0, 1))
+        return self.by_frame(frames.transpose(0, 1), gate.t(), alignment.transpose(0, 1))
 
-    def unfold(
+    def by_frame(
         self, frames: Tensor, gate: Tensor, alignment: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns what :meth:`forward` does, of the steps' frames (B, n_steps, D_step), gate logits
@@ -343,7 +343,7 @@ class Decoder(nn.Module):
                     break
         n_running = int((~ended).any(0).sum())  # steps after which a clip goes on
         frames, gates, weights = (x[: n_running + 1] for x in (frames, gates, weights))
-        return self.unfold(*(torch.stack(x, 1) for x in (frames, gates, weights)))
+        return self.by_frame(*(torch.stack(x, 1) for x in (frames, gates, weights)))
 
     def graph_shapes(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Returns (B, T_in) of each CUDA graph that training on batches of ``shapes`` captures."""

@@ -235,7 +235,8 @@ def test_a_verdict_follows_the_interval(comparisons, says, paper, low, high, wor
     assert comparisons.verdict(says, paper, low, high).startswith(word)
 
 
-def test_every_interval_of_the_report_is_printed(comparisons, capsys):
+def test_every_interval_of_the_report_is_printed(comparisons, capsys, monkeypatch):
+    monkeypatch.setattr(comparisons, "draw_figure4", lambda *_: None)  # writes to docs/
     comparisons.main()
     interval = r"([-+][\d.]+) ?%? (\([-+][\d.]+ to [-+][\d.]+\))"
     printed = set(re.findall(interval, capsys.readouterr().out))

@@ -3,6 +3,7 @@
 #
 #     bash docs/results/experiments.sh voice       # the ten experiments on a human voice
 #     bash docs/results/experiments.sh scratch     # the same without a start by RAND
+#     bash docs/results/experiments.sh frames      # several frames a step, on the same voice
 #     bash docs/results/experiments.sh times       # an epoch of each, five times
 #     bash docs/results/experiments.sh gradient    # with NVIDIA's gradient
 #     bash docs/results/experiments.sh rates       # learning rates, and smaller batches with DBS
@@ -57,6 +58,18 @@ voice() {
 scratch() {
     bash scripts/run_all.sh --output runs/voice/scratch --only "$ten" --epochs 12 --seeds "${seeds:-0}" \
         --hparams "$voice,learning_rate=1e-3,precise_batch_norm=50"
+}
+
+frames() {  # how soon attention is learnt with several frames a step
+    for seed in ${seeds:-0 1000}; do
+        for r in 1 2 3; do
+            for weight in 1 0; do
+                bash scripts/run_all.sh --output runs/frames/steps${r}_guided$weight --only SSB-DBS-BR \
+                    --epochs $((weight ? 8 : 24)) --seeds "$seed" --hparams \
+                    "${voice/guided_attention_weight=1/guided_attention_weight=$weight},learning_rate=2e-3,epochs_per_validation=1,n_frames_per_step=$r"
+            done
+        done
+    done
 }
 
 times() {  # an epoch of each, in an order that rotates from round to round
