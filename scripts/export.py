@@ -5,6 +5,8 @@
 --format weights (the default): the weights and settings without the training state, a third of
 the size. synthesize.py, speech.load_model and train.py -c read it.
 
+--format half: the same with weights of 16 bits, half of that.
+
 --format nvidia: a checkpoint that NVIDIA's Tacotron 2 loads, to speak or to train on (with
 n_frames_per_step above 1, only to speak). Its Adam starts anew.
 
@@ -29,7 +31,7 @@ from model import Tacotron2
 from speech import load_model
 from training.checkpoint import VERSION
 
-FORMATS = "weights", "nvidia", "torchaudio"
+FORMATS = "weights", "half", "nvidia", "torchaudio"
 
 
 def content(model: Tacotron2, format: str) -> dict[str, Any]:
@@ -37,6 +39,8 @@ def content(model: Tacotron2, format: str) -> dict[str, Any]:
     weights, hparams = model.state_dict(), model.hparams
     if format == "torchaudio":  # whose linear layers and convolutions have no level of their own
         return {re.sub(r"\.(conv|linear_layer)\.", ".", name): w for name, w in weights.items()}
+    if format == "half":
+        weights = {name: w.half() if w.is_floating_point() else w for name, w in weights.items()}
     state = {"version": VERSION, "state_dict": weights, "hparams": dataclasses.asdict(hparams)}
     if format == "nvidia":
         adam = torch.optim.Adam(model.parameters(), hparams.learning_rate)
@@ -76,7 +80,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.output.exists():
         raise UserError(f"{args.output}: exists already; give another -o, or remove it")
     model = load_model(args.checkpoint).cpu()
-    settings = "" if args.format == "weights" else settings_to_give(model.hparams)
+    ours = args.format in ("weights", "half")
+    settings = "" if ours else settings_to_give(model.hparams)
     buffer = io.BytesIO()  # torch.save says less of a full disk
     torch.save(content(model, args.format), buffer)
     make_folder(args.output.parent, "give another -o")

@@ -166,6 +166,16 @@ def test_weights_alone_are_the_model_and_start_another_run(tmp_path, settings, r
     assert run("second", settings + "epochs=1", "-c", str(path)) == 0
 
 
+def test_half_precision_is_half_as_large_and_is_read_as_fp32(trained, exported):
+    (path, _), (whole, _) = exported("half", trained), exported("weights", trained)
+    weights = list(load_model(trained).parameters())
+    rounded = list(load_model(path).parameters())
+    assert {weight.dtype for weight in rounded} == {torch.float32}
+    assert_close(rounded, weights, rtol=1e-3, atol=1e-6)
+    n_bytes = sum(2 * weight.numel() for weight in weights)
+    assert whole.stat().st_size - path.stat().st_size > 0.95 * n_bytes
+
+
 def test_nvidias_code_loads_it_and_trains_on(tmp_path, settings, run, trained, exported):
     """In the steps of its load_checkpoint and of its training. And so do we."""
     path, printed = exported("nvidia", trained)
