@@ -1,8 +1,11 @@
-"""The recurrences of scan as fused Triton kernels, for NVIDIA GPUs: ten launches a frame.
+"""The recurrences of scan as fused Triton kernels, for NVIDIA GPUs: eleven launches a frame.
 
 scan computes the large products over many frames, before, between and after its loops. Here
-are the loops alone: four kernels a frame for ``attend``, one for ``lstm``, and as many in backward.
-Sums are in float32, in an order that does not depend on the other clips of the batch.
+are the loops alone: four kernels a frame for ``attend`` and one for ``lstm``, four and two in
+backward. Sums are in float32, in an order that does not depend on the other clips of the batch.
+
+A GPU is not filled by a product with few columns. So each program adds up a part of the terms, and
+the kernel that needs the sums adds the parts in their order.
 
 On a GPU, the kernels of a few frames are captured in a CUDA graph, once per shape, so that they are
 not launched one by one.
@@ -29,9 +32,10 @@ from torch import Tensor
 from decoder import scan
 from decoder.scan import STEPS, Constants, Gradients, Loops, Recomputed, Saved
 
-UNITS, COLUMNS, CHARACTERS = 8, 16, 32  # of a program's block
+UNITS, COLUMNS, WIDE, CHARACTERS = 8, 16, 64, 32  # of a program's block
 DEPTH = 64  # terms of a sum that a program reads at a time
 MAX_ROWS = 32  # clips of a program's block
+PROGRAMS = 128  # that share the sums of a product, for each block of clips; as a GPU's processors
 B_MULTIPLE, T_IN_MULTIPLE = 8, 32  # shapes are rounded up to these: fewer CUDA graphs
 MAX_GRAPHS = 512  # LJSpeech with dynamic batch sizes needs 62, with larger batches up to 138
 
@@ -90,7 +94,9 @@ def lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None
 
 
 def attend_forward(constants: Constants, scale: float) -> Callable[..., None]:
-    constants = constants._replace(recurrent=_by_unit(constants.recurrent))
+    constants = constants._replace(
+        recurrent=_by_unit(constants.recurrent), query=constants.query.t().contiguous()
+    )
     return _captured(_attend_forward, constants, scale, 4)
 
 
@@ -119,9 +125,10 @@ def _lstm_backward(weight_hh: Tensor, scale: float) -> Callable[..., None]:
         mask: Tensor | None,
         d_output: Tensor,
     ) -> None:
-        after = d_next
+        after, parts = d_next, _parts(d_next, weight_hh)
         for t in reversed(range(len(d_gates))):
-            _cell_backward(d_gates, cell, mask, scale, t, d_output[t], after, weight_hh, d_cell)
+            _product(after, weight_hh, d_output[t], parts)
+            _cell_backward(d_gates, cell, mask, scale, t, parts, None, None, d_cell)
             after = d_gates[t]
         d_next.copy_(after)
 
@@ -129,23 +136,20 @@ def _lstm_backward(weight_hh: Tensor, scale: float) -> Callable[..., None]:
 
 
 def _attend_forward(*arguments: Any) -> Callable[..., None]:
-    """The recurrent weights are :func:`_by_unit`."""
+    """The recurrent weights are :func:`_by_unit`, and the query's are transposed."""
     memory, keys, padding, recurrent, query, location, v, scale = arguments
-    (B, T_in, E), (A, H), W = memory.shape, query.shape, location.size(2)
-    queries, scores = memory.new_empty(B, A), memory.new_empty(B, T_in)
+    (B, T_in, E), (H, A), W = memory.shape, query.shape, location.size(2)
+    queries, scores = _parts(memory, query), memory.new_empty(B, T_in)
 
     def run(
         gates: Tensor, cell: Tensor, features: Tensor, past: Tensor, mask: Tensor | None
     ) -> None:
         for t in range(len(gates)):
             _lstm_step(recurrent, gates, cell, features, mask, scale, t)
-            project[_blocks(A, COLUMNS), _blocks(B, _rows(B))](
-                features[t + 1], query, queries, B, A, H, features.stride(1),
-                _rows(B), COLUMNS, DEPTH, _precision(),
-            )  # fmt: skip
+            _product(features[t + 1], query, None, queries)
             score[B, _blocks(T_in, CHARACTERS)](
-                past[t], location, keys, queries, v, padding, scores, T_in, A, W,
-                CHARACTERS, _power(2 * W), COLUMNS, _precision(),
+                past[t], location, keys, queries, v, padding, scores, B, T_in, A, W,
+                len(queries), CHARACTERS, _power(2 * W), COLUMNS, _precision(),
             )  # fmt: skip
             attention[B, _blocks(E, COLUMNS)](
                 scores, memory, past[t], past[t + 1], features[t + 1], T_in, E, H, W,
@@ -159,20 +163,17 @@ def _attend_backward_steps(
     memory: Tensor, recurrent: Tensor, query: Tensor, margin: int
 ) -> Callable[..., None]:
     (B, T_in, E), (A, H), W = memory.shape, query.shape, 2 * margin + 1
-    d_weight = memory.new_empty(B, T_in)
+    d_weight, parts = memory.new_empty(B, T_in), _parts(memory, recurrent)
 
     def steps(gradients: Gradients, saved: Saved, recomputed: Recomputed, scale: float) -> None:
         d_gates, d_past, d_weights = gradients.gates, gradients.past, gradients.weights
         after = gradients.next_gates
         for t in reversed(range(len(d_gates))):
             d_features, d_query = recomputed.d_features[t], gradients.query[t]
-            accumulate[_blocks(H + E, COLUMNS), _blocks(B, _rows(B))](
-                after, recurrent, d_features, B, H + E, 4 * H,
-                _rows(B), COLUMNS, DEPTH, _precision(),
-            )  # fmt: skip
+            _product(after, recurrent, d_features, parts)
             attention_gradient[B, _blocks(T_in, CHARACTERS)](
-                d_features, memory, d_past, None if d_weights is None else d_weights[t], d_weight,
-                T_in, E, H, H + E, d_weights is not None, CHARACTERS, DEPTH,
+                parts, memory, d_past, None if d_weights is None else d_weights[t], d_weight,
+                d_features, B, T_in, E, H, d_weights is not None, len(parts), CHARACTERS, DEPTH,
             )  # fmt: skip
             weights = recomputed.weights[t]
             score_gradient[B, 1 + _blocks(T_in, CHARACTERS)](
@@ -181,9 +182,8 @@ def _attend_backward_steps(
                 CHARACTERS, _power(A), _power(W),
             )  # fmt: skip
             _cell_backward(
-                d_gates, saved.cell, saved.mask, scale, t, d_features, d_query, query,
-                gradients.cell,
-            )  # fmt: skip
+                d_gates, saved.cell, saved.mask, scale, t, parts, d_query, query, gradients.cell
+            )
             after = d_gates[t]
         gradients.next_gates.copy_(after)
 
@@ -226,17 +226,38 @@ def _cell_backward(
     mask: Tensor | None,
     scale: float,
     t: int,
-    d_output: Tensor,
-    x: Tensor,
-    weight: Tensor,
+    parts: Tensor,
+    x: Tensor | None,
+    weight: Tensor | None,
     d_cell: Tensor,
 ) -> None:
     (B, H), rows = d_cell.shape, _rows(len(d_cell))
     cell_backward[_blocks(H, COLUMNS), _blocks(B, rows)](
-        gates[t], cell[t], cell[t + 1], None if mask is None else mask[t], scale, d_output, x,
-        weight, d_cell, B, H, weight.size(0), d_output.stride(0), mask is not None, rows, COLUMNS,
-        DEPTH, _precision(),
+        gates[t], cell[t], cell[t + 1], None if mask is None else mask[t], scale, parts, x, weight,
+        d_cell, B, H, 0 if x is None else x.size(1), parts.size(2), mask is not None,
+        x is not None, len(parts), rows, COLUMNS, DEPTH, _precision(),
     )  # fmt: skip
+
+
+def _product(x: Tensor, weight: Tensor, before: Tensor | None, parts: Tensor) -> None:
+    (S, B, N), K, rows = parts.shape, len(weight), _rows(parts.size(1))
+    product[_blocks(N, WIDE), _blocks(B, rows), S](
+        x, weight, before, parts, B, N, K, _share(K, N), x.stride(0), before is not None,
+        rows, WIDE, DEPTH, _precision(), num_warps=8,
+    )  # fmt: skip
+
+
+def _parts(x: Tensor, weight: Tensor) -> Tensor:
+    """Returns room for the partial sums (S, B, N) of products with a weight (K, N), for as many
+    clips as ``x`` (B, ...) has."""
+    K, N = weight.shape
+    return x.new_empty(_blocks(K, _share(K, N)), len(x), N)
+
+
+def _share(K: int, N: int) -> int:
+    """Returns how many of the K terms a program adds up, so that PROGRAMS do all of N columns: for
+    any batch as many, since they decide how sums are rounded."""
+    return DEPTH * _blocks(_blocks(K, DEPTH), max(1, PROGRAMS // _blocks(N, WIDE)))
 
 
 def _by_unit(weight: Tensor) -> Tensor:
@@ -434,18 +455,23 @@ def lstm_step(
 
 @triton.jit
 def cell_backward(
-    gates, cell, cell_out, mask, scale, d_output, x, weight, d_cell, B, H, K, stride,
-    HAS_MASK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    gates, cell, cell_out, mask, scale, parts, x, weight, d_cell, B, H, K, N,
+    HAS_MASK: tl.constexpr, HAS_X: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Turns activated gates (B, 4H) into their gradients. The gradient of the hidden state is
-    d_output (B, H) + x (B, K) @ weight (K, H); that of the cell, d_cell (B, H), becomes the
-    gradient of the cell before."""
+    """Turns activated gates (B, 4H) into their gradients. The gradient of the hidden state is the
+    sum of the parts (S, B, N), and of x (B, K) @ weight (K, H); that of the cell, d_cell (B, H),
+    becomes the gradient of the cell before."""
     u = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     here, place = (b < B) & (u < H), b * H + u
-    d_hidden = tl.load(d_output + b * stride + u, here, 0.0)
-    d_hidden = product(x, weight, d_hidden, b, u, B, H, K, BLOCK_K, PRECISION)
+    d_hidden = added(parts, b * N + u, here, B * N, PARTS)
+    if HAS_X:
+        for start in range(0, K, BLOCK_K):
+            k = start + tl.arange(0, BLOCK_K)
+            rows = tl.load(x + b * K + k[None, :], (b < B) & (k[None, :] < K), 0.0)
+            w = tl.load(weight + k[:, None] * H + u, (k[:, None] < K) & (u < H), 0.0)
+            d_hidden = tl.dot(rows, w, d_hidden, input_precision=PRECISION)
     if HAS_MASK:
         d_hidden = tl.where(tl.load(mask + place, here, 0), d_hidden * scale, 0.0)
     gate = gates + b * (4 * H) + u
@@ -463,54 +489,47 @@ def cell_backward(
 
 
 @triton.jit
-def product(x, weight, sums, b, column, B, N, K, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
-    """Returns sums + x (B, K) @ weight (K, N), for rows ``b`` and ``column``."""
-    for start in range(0, K, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        rows = tl.load(x + b * K + k[None, :], (b < B) & (k[None, :] < K), 0.0)
+def product(
+    x, weight, before, parts, B, N, K, share, stride,
+    HAS_BEFORE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Writes before (B, N) + x (B, K) @ weight (K, N) as partial sums (S, B, N), of ``share`` terms
+    each; rows of x lie ``stride`` apart."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    part, here = tl.program_id(2), (b < B) & (column < N)
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, share, BLOCK_K):
+        k = part * share + start + tl.arange(0, BLOCK_K)
+        rows = tl.load(x + b * stride + k[None, :], (b < B) & (k[None, :] < K), 0.0)
         w = tl.load(weight + k[:, None] * N + column, (k[:, None] < K) & (column < N), 0.0)
         sums = tl.dot(rows.to(w.dtype), w, sums, input_precision=PRECISION)
+    place = b * N + column
+    if HAS_BEFORE:
+        before += place
+        if part == 0:
+            sums += tl.load(before, here, 0.0)
+    tl.store(parts + part * B * N + place, sums, here)
+
+
+@triton.jit
+def added(parts, place, here, size, PARTS: tl.constexpr):
+    """Adds up PARTS tensors of ``size`` numbers, one after the other, at some places."""
+    sums = tl.load(parts + place, here, 0.0)
+    for part in tl.static_range(1, PARTS):
+        sums += tl.load(parts + part * size + place, here, 0.0)
     return sums
 
 
 @triton.jit
-def accumulate(
-    x, weight, out, B, N, K,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Adds x (B, K) @ weight (K, N) to out (B, N)."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
-    here, place = (b < B) & (column < N), b * N + column
-    sums = tl.load(out + place, here, 0.0)
-    sums = product(x, weight, sums, b, column, B, N, K, BLOCK_K, PRECISION)
-    tl.debug_barrier()
-    tl.store(out + place, sums, here)
-
-
-@triton.jit
-def project(
-    x, weight, out, B, N, K, stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Writes x (B, K) @ weight (N, K).T to out (B, N); rows of x lie ``stride`` apart."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
-    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        rows = tl.load(x + b * stride + k[None, :], (b < B) & (k[None, :] < K), 0.0)
-        w = tl.load(weight + column * K + k[:, None], (k[:, None] < K) & (column < N), 0.0)
-        sums = tl.dot(rows, w, sums, input_precision=PRECISION)
-    tl.store(out + b * N + column, sums, (b < B) & (column < N))
-
-
-@triton.jit
 def score(
-    past, location, keys, queries, v, padding, scores, T_in, A, W,
-    CHARACTERS: tl.constexpr, WINDOW: tl.constexpr, FEATURES: tl.constexpr, PRECISION: tl.constexpr,
+    past, location, keys, queries, v, padding, scores, B, T_in, A, W,
+    PARTS: tl.constexpr, CHARACTERS: tl.constexpr, WINDOW: tl.constexpr, FEATURES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes the scores (B, T_in) of a clip's characters, -inf for padding."""
+    """Writes the scores (B, T_in) of a clip's characters, -inf for padding. The query is the sum of
+    its parts (S, B, A)."""
     b = tl.program_id(0)
     n = tl.program_id(1) * CHARACTERS + tl.arange(0, CHARACTERS)
     j = tl.arange(0, WINDOW)  # of 2W: over the weights, then over their sum
@@ -523,7 +542,7 @@ def score(
         energies = tl.load(
             keys + (b * T_in + n[:, None]) * A + a[None, :], real[:, None] & (a[None, :] < A), 0.0
         )
-        energies += tl.load(queries + b * A + a, a < A, 0.0)[None, :]
+        energies += added(queries, b * A + a, a < A, B * A, PARTS)[None, :]
         filters = tl.load(
             location + a[None, :] * (2 * W) + j[:, None], (a[None, :] < A) & used[:, None], 0.0
         )
@@ -572,13 +591,13 @@ def attention(
 
 @triton.jit
 def attention_gradient(
-    d_all, memory, d_past, d_weights, d_weight, T_in, E, H, stride,
-    HAS_WEIGHTS: tl.constexpr, CHARACTERS: tl.constexpr, BLOCK_E: tl.constexpr,
+    parts, memory, d_past, d_weights, d_weight, d_features, B, T_in, E, H,
+    HAS_WEIGHTS: tl.constexpr, PARTS: tl.constexpr, CHARACTERS: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradient of a clip's attention weights, which their output, the context and later
-    steps used."""
-    b = tl.program_id(0)
-    n = tl.program_id(1) * CHARACTERS + tl.arange(0, CHARACTERS)
+    """Writes the gradient of a clip's context, which is the sum of the parts (S, B, H + E); and
+    that of its attention weights, which their output, the context and later steps used."""
+    b, block = tl.program_id(0), tl.program_id(1)
+    n = block * CHARACTERS + tl.arange(0, CHARACTERS)
     real = n < T_in
     d = tl.load(d_past + b * 2 * T_in + n, real, 0.0)
     d += tl.load(d_past + (b * 2 + 1) * T_in + n, real, 0.0)
@@ -586,7 +605,10 @@ def attention_gradient(
         d += tl.load(d_weights + b * T_in + n, real, 0.0)
     for start in range(0, E, BLOCK_E):
         e = start + tl.arange(0, BLOCK_E)
-        context = tl.load(d_all + b * stride + H + e, e < E, 0.0)
+        place = b * (H + E) + H + e
+        context = added(parts, place, e < E, B * (H + E), PARTS)
+        if block == 0:
+            tl.store(d_features + place, context, e < E)
         rows = tl.load(
             memory + (b * T_in + n[:, None]) * E + e[None, :],
             real[:, None] & (e[None, :] < E), 0.0,

@@ -44,6 +44,7 @@ def fresh_graphs(monkeypatch):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     monkeypatch.setattr(kernels, "B_MULTIPLE", 2)  # the interpreter is slow
     monkeypatch.setattr(kernels, "T_IN_MULTIPLE", 4)
+    monkeypatch.setattr(kernels, "DEPTH", 16)  # so that sums have several parts
     for cache in (kernels._graph, kernels._pool, kernels._stream):
         cache.cache_clear()
 
@@ -282,6 +283,7 @@ class Accesses:
 def test_no_program_touches_what_another_writes_nor_loads_what_it_has_stored(monkeypatch):
     monkeypatch.setattr(kernels, "MAX_ROWS", 16)  # so that each launch has several programs
     monkeypatch.setattr(kernels, "CHARACTERS", 4)
+    monkeypatch.setattr(kernels, "WIDE", 16)
     inputs = arguments(2, 20, 20)
     accesses = Accesses(monkeypatch)
     outputs = decode(inputs, kernels)
@@ -291,7 +293,7 @@ def test_no_program_touches_what_another_writes_nor_loads_what_it_has_stored(mon
     outputs = decode(inputs, kernels)
     torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
     raced = {re.match(r"\w+", race)[0] for race in accesses.races}
-    assert raced == {"lstm_step", "cell_backward", "accumulate", "score_gradient"}
+    assert raced == {"lstm_step", "cell_backward", "score_gradient"}
 
 
 # The choice
@@ -333,4 +335,4 @@ def test_the_kernels_compile_for_every_gpu_and_spill_nothing(precision):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, script, "--precision", precision]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
-    assert printed.endswith("nothing spills\n")
+    assert "Estimate of a frame" in printed and printed.endswith("nothing spills\n")
