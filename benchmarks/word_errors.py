@@ -74,7 +74,8 @@ def main() -> None:
         }
         truth = [words(clip.text) for clip in clips]
         errors = jiwer.process_words(truth, [heard[i] for i in range(len(clips))])
-        print(f"| {name} | {100 * errors.wer:.1f} | {errors.deletions} | {errors.insertions} |")
+        row = name, f"{100 * errors.wer:.1f}", errors.deletions, errors.insertions
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
 
     print(f"{len(clips)} sentences, {sum(len(words(c.text).split()) for c in clips)} words\n")
     print("| | word error rate % | words left out | words added |\n|---|--:|--:|--:|")
