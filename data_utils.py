@@ -176,11 +176,11 @@ def _too_long(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
     """Reports the longest clip, if it exceeds the batch capacity. With ``on_bad_clip=skip``, every
     clip that does, since each is left out."""
     capacity = batch_capacity(hparams) or math.inf
-    too_long = [clip for clip in clips if clip.n_frames > capacity]
+    too_long = [clip for clip in clips if padded_frames(clip, hparams) > capacity]
     too_long.sort(key=lambda clip: clip.n_frames, reverse=True)
     if not too_long:
         return []
-    n_frames = too_long[0].n_frames
+    n_frames = padded_frames(too_long[0], hparams)
     fix = f"batch_capacity={n_frames}"
     if hparams.batch_capacity_seconds:
         seconds = n_frames * hparams.hop_length / hparams.sampling_rate
@@ -191,8 +191,8 @@ def _too_long(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
     return [
         Problem(
             clip.location,
-            f"{clip.path} has {clip.n_frames} frames, above the batch capacity of {capacity}{more}"
-            f"; set {fix} or more, or remove the line{'s' * bool(more)}",
+            f"{clip.path} has {padded_frames(clip, hparams)} frames, above the batch capacity of "
+            f"{capacity}{more}; set {fix} or more, or remove the line{'s' * bool(more)}",
         )
         for clip in reported
     ]
@@ -229,9 +229,8 @@ def training_sampler(
             f"setting batch_size={hparams.batch_size}: {hparams.training_files} has {len(clips)} "
             f"clips; use at most {len(clips)}"
         )
-    r = hparams.n_frames_per_step
     return EpochBatchSampler(
-        [math.ceil(clip.n_frames / r) * r for clip in clips],  # as batches are padded
+        [padded_frames(clip, hparams) for clip in clips],
         seed=hparams.seed,
         num_replicas=world_size,
         rank=rank,
@@ -254,6 +253,11 @@ def batching_settings(hparams: HParams) -> dict[str, Any]:
         "n_buckets": hparams.n_buckets,
         "n_bins": hparams.n_bins,
     }
+
+
+def padded_frames(clip: Clip, hparams: HParams) -> int:
+    """Returns a clip's frames, rounded up to whole decoder steps, as batches have them."""
+    return math.ceil(clip.n_frames / hparams.n_frames_per_step) * hparams.n_frames_per_step
 
 
 def frames_of_steps(sampler: EpochBatchSampler, clips: Sequence[Clip]) -> np.ndarray:
@@ -386,10 +390,10 @@ def short_batch(dataset: MelDataset, device: torch.device) -> Batch:
     """Returns a batch of a few frames of two clips; on a GPU, of enough copies and symbols for
     several programs of each kernel."""
     n_copies, n_symbols = (10, 45) if device.type == "cuda" else (1, 20)
-    first, last = dataset[0], dataset[-1]
+    first, last, n_frames = dataset[0], dataset[-1], 10 * dataset.n_frames_per_step
     items = [
-        first._replace(ids=first.ids[:n_symbols], mel=first.mel[:10]),
-        last._replace(ids=last.ids[: 3 * n_symbols // 4], mel=last.mel[:10]),
+        first._replace(ids=first.ids[:n_symbols], mel=first.mel[:n_frames]),
+        last._replace(ids=last.ids[: 3 * n_symbols // 4], mel=last.mel[:n_frames]),
     ]
     return collate(items * n_copies, dataset.n_frames_per_step).to(device)
 

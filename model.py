@@ -273,7 +273,7 @@ class Decoder(nn.Module):
     def forward(
         self, memory: Tensor, mel: Tensor, padding: Tensor, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Decodes with teacher forcing: the input of every step is the true frames before.
+        """Decodes with teacher forcing: every step reads the true frames before it.
 
         Args:
             memory: (B, T_in, D_encoder)
@@ -320,7 +320,7 @@ class Decoder(nn.Module):
     def generate(
         self, memory: Tensor, padding: Tensor, gate_threshold: float, max_steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Decodes freely: the input of every step is the frames that the last one made.
+        """Decodes freely: every step reads the frames that the last one made.
 
         It ends once every clip has ended, with a probability (:func:`end_probability`) above
         ``gate_threshold``, or after ``max_steps`` steps. Arguments and results are those of

@@ -337,7 +337,7 @@ class Run:
         """Validates and speaks when due, logs the epoch, and saves when due."""
         hparams, progress = self.hparams, self.progress
         epoch, step = progress.epoch, progress.step
-        scalars = epoch_scalars(progress, self.data.sampler)
+        scalars = epoch_scalars(progress, self.data)
         tqdm.write(
             f"epoch {epoch + 1}: training loss {scalars['training_loss']:.4f}, "
             f"{scalars['minutes']:.2f} minutes"

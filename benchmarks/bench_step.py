@@ -8,7 +8,7 @@
 
 Implementations: nvidia is the model of NVIDIA's repository, if --nvidia names a clone of it;
 reference (a readable loop like NVIDIA's), scan and triton (on a GPU) are the decoder setting. Add
-+bf16 for its precision, or +tf32 on a GPU, and +2 or +3 for as many frames a decoder step.
++bf16 for its precision, or +tf32 on a GPU, and then +2 or +3 for as many frames a decoder step.
 
 Each has its own process, for its own peak memory. They take turns, step by step, so that a busy
 moment of the machine slows them all. Ratios compare with the first. The model is the paper's, with
@@ -22,6 +22,7 @@ rounds, and what they save is a mean of differences within a round, with its sta
 import importlib
 import multiprocessing
 import os
+import re
 import resource
 import sys
 import time
@@ -283,12 +284,19 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     names = ["nvidia", "reference", "scan", *["triton"] * cuda]
     precisions, n_frames = ("", "+tf32", "+bf16"), ("", "+2", "+3")
-    choices = list(map("".join, product(names, precisions, n_frames)))
+    choices = [*map("".join, product(names, precisions, n_frames))]
+    choices = [name for name in choices if not re.fullmatch(r"nvidia.*\+\d", name)]
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--batch_sizes", type=positive, nargs="+", default=[16, 32, 64, 98], metavar="B")
     add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
-    add("--implementations", nargs="+", choices=choices, metavar="NAME", help="default: each once")
+    add(
+        "--implementations",
+        nargs="+",
+        choices=choices,
+        metavar="NAME",
+        help="default: each without options",
+    )
     add("--nvidia", default="", metavar="DIR", help="a clone of github.com/NVIDIA/tacotron2")
     rounds = {"default": 20 if cuda else 3, "help": "timed steps, or epochs (%(default)s)"}
     add("--rounds", type=positive, **rounds)

@@ -14,8 +14,8 @@ the multiprocessor (SM) that has the most of its programs:
 - shared memory: 128 bytes a clock, or one LDS, by which many threads load few words;
 - L2: 64 bytes a clock, or what all SMs get at once. A program loads each value once.
 
-Nothing waits for memory or for other instructions, so real kernels take longer. But both of two
-branches count, and what masks leave out. PyTorch's kernels between these are not in it.
+Nothing waits for memory or for other instructions, so real kernels take longer. But both
+sides of a branch count, and so do masked loads. PyTorch's kernels between these are not in it.
 """
 
 import math
@@ -159,7 +159,7 @@ def executed(launch: Launch, assembly: str) -> Counter:
         start = int(operands.split("0x")[-1], 16) if name == "BRA" else at
         if start < at:  # it closes a loop
             body = [line for line in lines if start <= line[0] <= at]
-            # The counter, in steps that unrolling makes longer, adds the most of all registers.
+            # The counter is the register with the largest step, which unrolling makes longer.
             add = r"ADD3? (U?R\d+), \1(?:\.reuse)?, (?:U?RZ, )?0x(\w+)(?:, U?RZ)?$"
             found = re.findall(add, "\n".join(name + rest for _, name, rest in body), re.MULTILINE)
             step = max(launch.step, *(int(step, 16) for _, step in found))

@@ -2,7 +2,7 @@
 
     triton      fused kernels, for NVIDIA GPUs
     scan        the same recurrences in PyTorch, for any device
-    reference   the model's own modules, frame by frame: slow
+    reference   the model's own modules, step by step: slow
 
 scan and triton compute what the modules of model.py do, from their weights. Someone who changes a
 module need not know them: :func:`check_fast_path` notices, and training calls the modules.

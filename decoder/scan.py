@@ -87,7 +87,7 @@ class Recomputed(NamedTuple):
     weights: Tensor  # (n, B, T_in)
     slopes: Tensor  # (n, B, T_in, A), of the scores by the energies
     spread: Tensor  # (n, B, T_in, 2W), of the scores by the windows
-    d_features: Tensor  # (n, B, H + E), from the outputs; the steps add the rest
+    d_features: Tensor  # (n, B, H + E), from the outputs; the steps add contexts'
     d_scores: Tensor  # (n, B, T_in), written
 
 
@@ -398,7 +398,7 @@ def _attend_backward_steps(
 
     def steps(gradients: Gradients, saved: Saved, recomputed: Recomputed, scale: float) -> None:
         """Writes the gradients of gates and query, those that are carried on to earlier steps, and
-        ``d_scores``; completes ``d_features``."""
+        ``d_scores``; completes the contexts' part of ``d_features``."""
         d_gates, d_past = gradients.gates, gradients.past
         through, keep = _coefficients(d_gates, saved.cell, saved.mask, scale)
         after = gradients.next_gates

@@ -35,7 +35,7 @@ from decoder.scan import STEPS, Constants, Gradients, Loops, Recomputed, Saved
 UNITS, COLUMNS, WIDE, CHARACTERS = 8, 16, 64, 32  # of a program's block
 DEPTH = 64  # terms of a sum that a program reads at a time
 MAX_ROWS = 32  # clips of a program's block
-PROGRAMS = 128  # that share the sums of a product, for each block of clips; as a GPU's processors
+PROGRAMS = 128  # at most, of a product, for each block of clips: about as many as processors
 B_MULTIPLE, T_IN_MULTIPLE = 8, 32  # shapes are rounded up to these: fewer CUDA graphs
 MAX_GRAPHS = 512  # LJSpeech with dynamic batch sizes needs 62, with larger batches up to 138
 
@@ -139,11 +139,12 @@ def _attend_forward(*arguments: Any) -> Callable[..., None]:
     """The recurrent weights are :func:`_by_unit`, and the query's are transposed."""
     memory, keys, padding, recurrent, query, location, v, scale = arguments
     (B, T_in, E), (H, A), W = memory.shape, query.shape, location.size(2)
-    queries, scores = _parts(memory, query), memory.new_empty(B, T_in)
+    scores = memory.new_empty(B, T_in)
 
     def run(
         gates: Tensor, cell: Tensor, features: Tensor, past: Tensor, mask: Tensor | None
     ) -> None:
+        queries = _parts(memory, query)
         for t in range(len(gates)):
             _lstm_step(recurrent, gates, cell, features, mask, scale, t)
             _product(features[t + 1], query, None, queries)
@@ -163,11 +164,11 @@ def _attend_backward_steps(
     memory: Tensor, recurrent: Tensor, query: Tensor, margin: int
 ) -> Callable[..., None]:
     (B, T_in, E), (A, H), W = memory.shape, query.shape, 2 * margin + 1
-    d_weight, parts = memory.new_empty(B, T_in), _parts(memory, recurrent)
+    d_weight = memory.new_empty(B, T_in)
 
     def steps(gradients: Gradients, saved: Saved, recomputed: Recomputed, scale: float) -> None:
         d_gates, d_past, d_weights = gradients.gates, gradients.past, gradients.weights
-        after = gradients.next_gates
+        after, parts = gradients.next_gates, _parts(memory, recurrent)
         for t in reversed(range(len(d_gates))):
             d_features, d_query = recomputed.d_features[t], gradients.query[t]
             _product(after, recurrent, d_features, parts)
@@ -239,10 +240,10 @@ def _cell_backward(
     )  # fmt: skip
 
 
-def _product(x: Tensor, weight: Tensor, before: Tensor | None, parts: Tensor) -> None:
+def _product(x: Tensor, weight: Tensor, addend: Tensor | None, parts: Tensor) -> None:
     (S, B, N), K, rows = parts.shape, len(weight), _rows(parts.size(1))
     product[_blocks(N, WIDE), _blocks(B, rows), S](
-        x, weight, before, parts, B, N, K, _share(K, N), x.stride(0), before is not None,
+        x, weight, addend, parts, B, N, K, _share(K, N), x.stride(0), addend is not None,
         rows, WIDE, DEPTH, _precision(), num_warps=8,
     )  # fmt: skip
 
@@ -465,7 +466,7 @@ def cell_backward(
     u = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     here, place = (b < B) & (u < H), b * H + u
-    d_hidden = added(parts, b * N + u, here, B * N, PARTS)
+    d_hidden = sum_of_parts(parts, b * N + u, here, B * N, PARTS)
     if HAS_X:
         for start in range(0, K, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)
@@ -490,11 +491,11 @@ def cell_backward(
 
 @triton.jit
 def product(
-    x, weight, before, parts, B, N, K, share, stride,
-    HAS_BEFORE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, weight, addend, parts, B, N, K, share, stride,
+    HAS_ADDEND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes before (B, N) + x (B, K) @ weight (K, N) as partial sums (S, B, N), of ``share`` terms
+    """Writes addend (B, N) + x (B, K) @ weight (K, N) as partial sums (S, B, N), of ``share`` terms
     each; rows of x lie ``stride`` apart."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -506,15 +507,15 @@ def product(
         w = tl.load(weight + k[:, None] * N + column, (k[:, None] < K) & (column < N), 0.0)
         sums = tl.dot(rows.to(w.dtype), w, sums, input_precision=PRECISION)
     place = b * N + column
-    if HAS_BEFORE:
-        before += place
+    if HAS_ADDEND:
+        addend += place
         if part == 0:
-            sums += tl.load(before, here, 0.0)
+            sums += tl.load(addend, here, 0.0)
     tl.store(parts + part * B * N + place, sums, here)
 
 
 @triton.jit
-def added(parts, place, here, size, PARTS: tl.constexpr):
+def sum_of_parts(parts, place, here, size, PARTS: tl.constexpr):
     """Adds up PARTS tensors of ``size`` numbers, one after the other, at some places."""
     sums = tl.load(parts + place, here, 0.0)
     for part in tl.static_range(1, PARTS):
@@ -542,7 +543,7 @@ def score(
         energies = tl.load(
             keys + (b * T_in + n[:, None]) * A + a[None, :], real[:, None] & (a[None, :] < A), 0.0
         )
-        energies += added(queries, b * A + a, a < A, B * A, PARTS)[None, :]
+        energies += sum_of_parts(queries, b * A + a, a < A, B * A, PARTS)[None, :]
         filters = tl.load(
             location + a[None, :] * (2 * W) + j[:, None], (a[None, :] < A) & used[:, None], 0.0
         )
@@ -606,7 +607,7 @@ def attention_gradient(
     for start in range(0, E, BLOCK_E):
         e = start + tl.arange(0, BLOCK_E)
         place = b * (H + E) + H + e
-        context = added(parts, place, e < E, B * (H + E), PARTS)
+        context = sum_of_parts(parts, place, e < E, B * (H + E), PARTS)
         if block == 0:
             tl.store(d_features + place, context, e < E)
         rows = tl.load(

@@ -65,7 +65,7 @@ def open_checkpoints(
         if longest.n_frames >= (limit := r * model.max_decoder_steps):
             raise UserError(
                 f"{longest.location}: has {longest.n_frames} frames, and speech is cut off after "
-                f"{limit}; give --hparams max_decoder_steps={3 * longest.n_frames // (2 * r)}"
+                f"{limit}; give --hparams max_decoder_steps={3 * longest.n_frames // (2 * r) + 1}"
             )
         if opened:
             refuse_others(path, model, clips, *opened[0])
@@ -83,7 +83,8 @@ def refuse_others(
 ) -> None:
     """Raises :class:`UserError` unless two checkpoints have the same validation set, and losses of
     the same mels with the same padding."""
-    values = [{n: getattr(m.hparams, n) for n in (*AUDIO, "batch_size")} for m in (model, first)]
+    names = (*AUDIO, "batch_size", "n_frames_per_step")
+    values = [{n: getattr(m.hparams, n) for n in names} for m in (model, first)]
     changed = [name for name in values[0] if values[0][name] != values[1][name]]
     if changed:
         ours, theirs = (format_overrides({n: each[n] for n in changed}) for each in values)

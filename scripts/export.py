@@ -5,10 +5,11 @@
 --format weights (the default): the weights and settings without the training state, a third of
 the size. synthesize.py, speech.load_model and train.py -c read it.
 
---format half: the same with weights of 16 bits, half of that.
+--format half: the same with weights of 16 bits, half of that (but for values that 16 bits cannot
+hold).
 
---format nvidia: a checkpoint that NVIDIA's Tacotron 2 loads, to speak or to train on (with
-n_frames_per_step above 1, only to speak). Its Adam starts anew.
+--format nvidia: a checkpoint that NVIDIA's Tacotron 2 loads, to speak or to train on. Its Adam
+starts anew.
 
 --format torchaudio: weights that torchaudio.models.Tacotron2 loads, strictly.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -40,7 +42,7 @@ def content(model: Tacotron2, format: str) -> dict[str, Any]:
     if format == "torchaudio":  # whose linear layers and convolutions have no level of their own
         return {re.sub(r"\.(conv|linear_layer)\.", ".", name): w for name, w in weights.items()}
     if format == "half":
-        weights = {name: w.half() if w.is_floating_point() else w for name, w in weights.items()}
+        weights = {name: halved(weight) for name, weight in weights.items()}
     state = {"version": VERSION, "state_dict": weights, "hparams": dataclasses.asdict(hparams)}
     if format == "nvidia":
         adam = torch.optim.Adam(model.parameters(), hparams.learning_rate)
@@ -49,12 +51,23 @@ def content(model: Tacotron2, format: str) -> dict[str, Any]:
     return state
 
 
+def halved(weight: Tensor) -> Tensor:
+    """Returns a weight of 16 bits, or as it is if that would not hold its values."""
+    half = weight.half()
+    return half if weight.is_floating_point() and half.isfinite().all() else weight
+
+
 def settings_to_give(hparams: HParams) -> str:
     """Returns the settings of texts, mels and model that differ from NVIDIA's and torchaudio's.
 
     Raises:
         UserError: their models cannot have them.
     """
+    if hparams.n_frames_per_step > 1:
+        raise UserError(
+            f"setting n_frames_per_step={hparams.n_frames_per_step}: NVIDIA's and torchaudio's "
+            "models make one frame a step; use another --format"
+        )
     sizes = hparams.symbols_embedding_dim, hparams.encoder_embedding_dim
     if sizes[0] != sizes[1]:
         raise UserError(

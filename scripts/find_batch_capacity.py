@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error
 from corpus.clips import Clip
-from data_utils import load_data, training_sampler
+from data_utils import load_data, padded_frames, training_sampler
 from hparams import HParams, create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
@@ -45,7 +45,7 @@ def find_capacity(
     Raises:
         UserError: not even the longest clip fits.
     """
-    longest = max(clip.n_frames for clip in clips)
+    longest = max(padded_frames(clip, hparams) for clip in clips)
     one_batch = longest * len(clips)
     fitting, too_much, capacity = 0, 2 * one_batch, longest
     while fitting < one_batch and too_much - fitting > TOLERANCE * fitting:

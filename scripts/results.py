@@ -220,6 +220,9 @@ def compare(runs: list[Run]) -> Comparison:
     for run in runs:
         if not np.isfinite(run.validations.loss).all():
             notes.append(f"{run.path}: a loss is not finite; the means leave it out")
+    if "n_frames_per_step" in settings:  # of which their gate losses have one each
+        notes.append("losses are left out: runs have other numbers of frames a decoder step")
+        rows[["loss", "masked_loss", *STAGED]] = math.nan
     if "batch_size" in settings:
         notes.append("padded losses are left out: of several batch sizes only masked ones compare")
         rows[["loss", *STAGED]] = math.nan

@@ -148,15 +148,20 @@ def test_with_several_frames_a_step_batches_have_whole_steps_within_the_capacity
     assert batch.mel_lengths.tolist() == [3, 7, 4]
     assert batch.gate.tolist() == [[1, 1, 1], [0, 0, 1], [0, 1, 1]]
 
-    hparams = create_hparams(settings + "n_frames_per_step=5,batch_capacity=100")
+    hparams = create_hparams(settings + "n_frames_per_step=3,batch_capacity=100")
     clips, _ = load_data(hparams)
-    dataset = MelDataset(clips, lambda clip: np.zeros((clip.n_frames, 10), np.float32), 5)
+    dataset = MelDataset(clips, lambda clip: np.zeros((clip.n_frames, 10), np.float32), 3)
+    longest = max(clip.n_frames for clip in clips)
+    assert longest % 3
+    whole = -(-longest // 3) * 3
+    with pytest.raises(UserError, match=f"has {whole} frames, .* set batch_capacity={whole} or"):
+        load_data(replace(hparams, batch_capacity=longest))
     sampler = data_utils.training_sampler(clips, hparams)
     frames = data_utils.frames_of_steps(sampler, clips)[:, 0]
     batches = list(load_ahead(dataset, sampler.plan))
     assert [batch.mel[:, 0].numel() for batch in batches] == frames[:, 0].tolist()
     assert [int(batch.mel_lengths.sum()) for batch in batches] == frames[:, 1].tolist()
-    assert frames[:, 0].max() <= 100 and not (frames[:, 0] % 5).any()
+    assert frames[:, 0].max() <= 100 and not (frames[:, 0] % 3).any()
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

@@ -167,7 +167,12 @@ def test_weights_alone_are_the_model_and_start_another_run(tmp_path, settings, r
 
 
 def test_half_precision_is_half_as_large_and_is_read_as_fp32(trained, exported):
+    """Values that 16 bits cannot hold stay as they are."""
+    state = load_checkpoint(trained)
+    state["state_dict"]["postnet.convolutions.0.1.running_var"][0] = 1e5
+    torch.save(state, trained := trained.with_name("large.pt"))
     (path, _), (whole, _) = exported("half", trained), exported("weights", trained)
+    assert load_model(path).postnet.convolutions[0][1].running_var[0] == 1e5
     weights = list(load_model(trained).parameters())
     rounded = list(load_model(path).parameters())
     assert {weight.dtype for weight in rounded} == {torch.float32}
@@ -210,15 +215,17 @@ def test_torchaudio_loads_it_strictly_and_so_do_we(tmp_path, exported):
 def test_what_cannot_be_exported_is_refused(tmp_path, trained, monkeypatch):
     file, new = tmp_path / "file", tmp_path / "new.pt"
     narrow = save_model(tmp_path / "narrow.pt", build(symbols_embedding_dim=6))
+    several = save_model(tmp_path / "several.pt", build(n_frames_per_step=2))
     file.write_text("kept")
     for checkpoint, output, format, message in (
         (trained, file, "weights", "file: exists already; give another -o, or remove it"),
         (narrow, new, "nvidia", "symbols_embedding_dim=6 is not encoder_embedding_dim=8: NVIDIA"),
+        (several, new, "nvidia", "n_frames_per_step=2: NVIDIA's and .* make one frame a step"),
     ):
         with pytest.raises(UserError, match=message):
             export.main(["-c", str(checkpoint), "-o", str(output), "--format", format])
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
     with pytest.raises(OSError, match=r"No space left.*new\.pt"):
         export.main(["-c", str(trained), "-o", str(new)])
-    assert sorted(tmp_path.iterdir()) == [file, narrow]
+    assert sorted(tmp_path.iterdir()) == [file, narrow, several]
     assert file.read_text() == "kept"

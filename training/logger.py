@@ -17,7 +17,7 @@ from matplotlib.image import imsave
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from batching import EpochBatchSampler, batch_statistics
+from batching import batch_statistics
 from cli import UserError, counted
 from corpus.audio import griffin_lim
 from data_utils import Data
@@ -39,7 +39,7 @@ CHARTS = {
         "zero-padding rate (ZPR)": ["epoch/zpr"],
         "average batch length (ABL), in frames": ["epoch/abl"],
         "batches": ["epoch/n_batches"],
-        "decoder steps x frames per step": ["epoch/total_length"],
+        "decoder steps": ["epoch/total_length"],
     },
     "Speed": {
         "frames per second": ["epoch/frames_per_second"],
@@ -61,8 +61,9 @@ class Sample(NamedTuple):
     alignment: Tensor  # (T_out, T_in)
 
 
-def epoch_scalars(progress: Progress, sampler: EpochBatchSampler) -> dict[str, float]:
+def epoch_scalars(progress: Progress, data: Data) -> dict[str, float]:
     """Returns the scalars of an epoch that was trained: its loss, its padding, its times."""
+    sampler, train_set = data.sampler, data.train_set
     sums, plan = progress.sums, batch_statistics(sampler.lengths, sampler.plan)
     skipped = int(sums.get("skipped", 0))
     n_trained = progress.batch - skipped
@@ -73,8 +74,8 @@ def epoch_scalars(progress: Progress, sampler: EpochBatchSampler) -> dict[str, f
         "zpr": plan.zpr,
         "abl": plan.abl,
         "n_batches": plan.n_batches,
-        "total_length": plan.total_length,
-        "frames_per_second": int(sampler.lengths.sum()) / sums["seconds"],
+        "total_length": plan.total_length // train_set.n_frames_per_step,  # decoder steps
+        "frames_per_second": sum(clip.n_frames for clip in train_set.clips) / sums["seconds"],
         "data_wait": sums["waited"] / sums["seconds"],
         "peak_memory_gib": progress.peak_memory_gib,
         "skipped_steps": skipped,

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from batching import EpochBatchSampler
 from cli import UserError, progress_bar
 from corpus.clips import Clip
-from data_utils import Batch, Data, Item, MelDataset, batch_capacity, collate
+from data_utils import Batch, Data, Item, MelDataset, batch_capacity, collate, padded_frames
 from decoder import fall_back_to_scan
 from decoder.scan import STEPS
 from hparams import HParams
@@ -231,7 +231,8 @@ def try_batches(
             n_fitting = largest_fitting(model, loss_function, optimizer, items)
             if n_fitting < len(items):
                 fix = _suggestion(n_fitting / len(items), dataset, model.hparams)
-                raise UserError(f"{too_large(collate(items))}; {fix}")
+                batch = collate(items, model.hparams.n_frames_per_step)
+                raise UserError(f"{too_large(batch)}; {fix}")
             check_stop()
 
 
@@ -324,7 +325,7 @@ def blank(T_in: int, T_out: int, n_mels: int) -> Item:
 
 def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:
     """Says what to set if ``fraction`` of a batch fits in memory."""
-    longest = max(clip.n_frames for clip in dataset.clips)
+    longest = max(padded_frames(clip, hparams) for clip in dataset.clips)
     capacity = batch_capacity(hparams) or hparams.batch_size * longest
     hop_seconds = hparams.hop_length / hparams.sampling_rate
     if fraction * capacity < longest or fraction * hparams.batch_size < 1:

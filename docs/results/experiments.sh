@@ -9,10 +9,11 @@
 #     bash docs/results/experiments.sh rates       # learning rates, and smaller batches with DBS
 #     bash docs/results/experiments.sh lrf         # SSB's local randomisation factor
 #
-# A second argument names the seeds: so that two calls can use two cores, say. All but scratch go on
-# from epochs of RAND, one training a seed, at a learning rate that falls halfway. The voice takes 2
-# hours of one core a seed, scratch 2, the others 1 to 2; they are trained on synthetic speech.
-# docs/results.md says how to get the voice. The runs are in runs/SERIES.
+# The first four are trained on a human voice, of which docs/results.md says how to get it; the others
+# on synthetic speech. All but scratch and frames go on from epochs of RAND, one training a seed; all
+# but those and times at a learning rate that falls halfway. The voice takes 2 to 3 hours of one core a
+# seed, scratch 2, the others 1 to 2. A second argument names the seeds (of all but times), so that two
+# calls can use two cores: start the second once the first one trains. The runs are in runs/SERIES.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/venv.sh
@@ -64,7 +65,7 @@ frames() {  # how soon attention is learnt with several frames a step
     for seed in ${seeds:-0 1000}; do
         for r in 1 2 3; do
             for weight in 1 0; do
-                bash scripts/run_all.sh --output runs/frames/steps${r}_guided$weight --only SSB-DBS-BR \
+                bash scripts/run_all.sh --output runs/frames/frames${r}_guided$weight --only SSB-DBS-BR \
                     --epochs $((weight ? 8 : 24)) --seeds "$seed" --hparams \
                     "${voice/guided_attention_weight=1/guided_attention_weight=$weight},learning_rate=2e-3,epochs_per_validation=1,n_frames_per_step=$r"
             done
@@ -86,7 +87,10 @@ times() {  # an epoch of each, in an order that rotates from round to round
 synthetic() {  # SEED: trains the start of the series below
     local model="hop_length=1102,n_mel_channels=40,symbols_embedding_dim=64,encoder_embedding_dim=64,prenet_dim=64,attention_rnn_dim=64,attention_dim=32,attention_location_kernel_size=15,decoder_rnn_dim=64,postnet_embedding_dim=64,p_encoder_dropout=0.1,p_postnet_dropout=0.1"
     start_epochs=12
-    [ -d data/demo1280 ] || "$PYTHON" scripts/make_demo_corpus.py data/demo1280 --clips 1280 --duration_scale 0.35
+    if [ ! -d data/demo1280 ]; then
+        "$PYTHON" scripts/make_demo_corpus.py data/demo1280.part --clips 1280 --duration_scale 0.35
+        mv data/demo1280.part data/demo1280
+    fi
     bash scripts/run_all.sh --corpus data/demo1280 --output runs/synthetic --only RAND \
         --epochs $start_epochs --seeds "$1" --hparams "$model,$every,learning_rate=2e-3"
 }
@@ -95,6 +99,8 @@ gradient() {
     patched=runs/nvidia_gradient  # this commit, with the mask in place
     if [ ! -d $patched ]; then
         git worktree add --detach $patched
+    fi
+    if git -C $patched diff --quiet; then
         git -C $patched apply "$PWD/docs/results/nvidia_gradient.patch"
     fi
     for seed in ${seeds:-0 1000 2000 3000}; do
