@@ -50,7 +50,6 @@ TABLE2 = {"zpr": (2, 2), "abl": (1, 2), "minutes": (3, 2)} | dict.fromkeys(STAGE
 TABLE4 = ("SB → SSB", "SB-BR → SSB-BR", "SB-DBS → SSB-DBS")
 TABLE4 += ("SB → SB-BR", "SSB → SSB-BR", "SSB-DBS → SSB-DBS-BR")
 TABLE4 += ("SB → SB-DBS", "SSB → SSB-DBS", "SSB-BR → SSB-DBS-BR")
-FIGURE4 = [name for name in PAPER.index if not name.startswith(("BKT", "ATS"))]
 
 NAMED = ["batching_strategy", "dynamic_batch_size", "batch_randomization"]
 # Settings that are no column: those that name the batching, and those without an effect on it, on
@@ -347,11 +346,13 @@ def draw_figure4(runs: Sequence[Run], path: Path) -> None:
     """Draws the validation losses over epochs, smoothed: mean and range over the seeds."""
     from matplotlib.figure import Figure  # takes a second to import
 
-    colours = {"RAND": "black", "SB": "#D55E00", "SSB": "#0072B2"}  # Okabe and Ito's
+    # Okabe and Ito's
+    colours = {"RAND": "black", "SB": "#D55E00", "SSB": "#0072B2", "BKT": "#009E73"}
+    colours["ATS"] = "#CC79A7"
     styles = {"": "o-", "BR": "s--", "DBS": "^-.", "DBS-BR": "D:"}
     figure = Figure(figsize=(9, 4.8), layout="constrained")
     axes = figure.subplots()
-    for name in FIGURE4:
+    for name in PAPER.index:
         losses = [run.validations.loss for run in runs if run.name == name]
         curves = [
             pd.Series(smoothed(list(curve)), curve.index)
