@@ -200,6 +200,11 @@ class Run:
         self.is_decoder_open = self.model.decoder.implementation == "auto"
         with full_precision():
             batch = data_utils.short_batch(self.data.train_set, self.device)
+            if self.device.type == "cuda" and self.model.decoder.implementation in (
+                "auto",
+                "triton",
+            ):
+                print("checking the decoder; kernels compile, for about a minute the first time")
             for note in check_fast_path(self.model, batch):
                 print(f"note: {note}")
             self.replica = distributed.replicated(
@@ -220,7 +225,7 @@ class Run:
     def try_out(self) -> None:
         """Chooses the decoder on a GPU, and raises :class:`UserError` if a batch does not fit."""
         parts, data = (self.model, self.loss_function), self.data
-        if self.is_decoder_open and self.model.decoder.implementation == "triton":
+        if self.is_decoder_open:
             data.sampler.set_epoch(self.progress.epoch)
             trial.choose_decoder(*parts, data.train_set, data.sampler.plan)
             self.stop.check()

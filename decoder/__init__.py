@@ -8,6 +8,7 @@ scan and triton compute what the modules of model.py do, from their weights. Som
 module need not know them: :func:`check_fast_path` notices, and training calls the modules.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from subprocess import CalledProcessError
@@ -52,11 +53,12 @@ def fastest_decoder(device: torch.device) -> tuple[str, str]:
 def fall_back_to_scan(decoder: nn.Module, problem: str | Exception) -> str:
     """Makes ``decoder`` use scan from now on; returns a note that says so."""
     decoder.implementation = "scan"
+    if kernels := sys.modules.get("decoder.triton"):
+        kernels.release_memory()
     if isinstance(problem, CalledProcessError) or "C compiler" in str(problem):
         # Triton compiles its launchers when they are first used.
         problem = "it needs a C compiler and Python's headers; install gcc and python3-dev"
-    problem = problem if isinstance(problem, str) else _in_one_line(problem)
-    return f"decoder=triton fails ({problem}); training uses decoder=scan"
+    return f"decoder=triton fails ({_in_one_line(problem)}); training uses decoder=scan"
 
 
 def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
@@ -79,8 +81,9 @@ def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
     for part in chosen:
         part.implementation = "reference"
     expected = _results(model, batch)
-    if isinstance(expected, str):
-        return [*notes, f"the model's modules raise {expected}; training uses them"]
+    if isinstance(expected, Exception):
+        reason = f"the model's modules raise {_in_one_line(expected)}"
+        return [*notes, f"{reason}; training uses them"]
     for part, implementation in chosen.items():
         part.implementation = implementation
         problem = _difference(expected, _results(model, batch))
@@ -90,15 +93,15 @@ def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
         if problem:
             part.implementation = "reference"
             notes.append(
-                f"{type(part).__name__}: scan differs from its modules ({problem}); "
+                f"{type(part).__name__}: scan differs from its modules ({_in_one_line(problem)}); "
                 "training uses the modules, which is slower"
             )
     return notes
 
 
-def _results(model: nn.Module, batch: Any) -> dict[str, Tensor] | str:
+def _results(model: nn.Module, batch: Any) -> dict[str, Tensor] | Exception:
     """Returns outputs and gradients of the small weights, always with the same dropout; or the
-    error that the model raises, in words."""
+    error that the model raises."""
     device = batch.mel.device
     devices = [device] if device.type == "cuda" else []
     try:
@@ -113,7 +116,7 @@ def _results(model: nn.Module, batch: Any) -> dict[str, Tensor] | str:
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # a changed module may raise anything
-        return _in_one_line(error)
+        return error.with_traceback(None)  # which holds tensors
     for name, gradient in zip(weights, gradients, strict=True):
         if gradient is not None:
             results[f"gradient of {name}"] = gradient
@@ -133,9 +136,12 @@ def _training_in_fp32(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def _difference(expected: dict[str, Tensor], results: dict[str, Tensor] | str) -> str | None:
-    """Returns the first difference that is not rounding, in words; None if there is none."""
-    if isinstance(results, str):
+def _difference(
+    expected: dict[str, Tensor], results: dict[str, Tensor] | Exception
+) -> str | Exception | None:
+    """Returns the first difference that is not rounding, in words, or the error that was raised
+    instead of results; None if there is none."""
+    if isinstance(results, Exception):
         return results
     if unmatched := expected.keys() ^ results.keys():
         return f"only one of them has the {min(unmatched)}"
@@ -150,5 +156,7 @@ def _difference(expected: dict[str, Tensor], results: dict[str, Tensor] | str) -
     return None
 
 
-def _in_one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+def _in_one_line(problem: str | Exception) -> str:
+    if isinstance(problem, Exception):
+        problem = f"{type(problem).__name__}: {problem}"
+    return problem.partition("\n")[0]

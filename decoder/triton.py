@@ -354,6 +354,9 @@ class _Graph:
                 finally:
                     graph.capture_end()
             except Exception as error:  # of memory too, whose class depends on PyTorch's version
+                # The random generator may still be capturing, and then scan could not drop units.
+                generator = torch.cuda.default_generators[self.constants[0].get_device()]
+                generator.graphsafe_set_state(generator.clone_state())
                 first = error.__context__ or error
                 reason = str(first).partition("\n")[0]
                 raise CaptureError(f"CUDA graph capture failed: {reason}") from error
@@ -368,6 +371,12 @@ class CaptureError(Exception):
 
 _graph = lru_cache(maxsize=MAX_GRAPHS)(_Graph)
 _flat: dict[tuple, Tensor] = {}
+
+
+def release_memory() -> None:
+    """Frees the graphs and their buffers."""
+    _graph.cache_clear()
+    _flat.clear()
 
 
 def _buffer(i: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:

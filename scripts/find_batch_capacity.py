@@ -2,20 +2,20 @@
 
     python scripts/find_batch_capacity.py --hparams data_dir=data/LJSpeech-1.1
 
-takes train.py's settings. Each trial is a process of its own: forward and backward of the largest
-batches that all epochs of a run would have.
+takes train.py's settings. Each trial is a process of its own, which tries the largest batches of
+all epochs as train.py does before a run.
 """
 
 import dataclasses
 import multiprocessing
 import resource
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.optim import Adam
 
@@ -23,21 +23,36 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error
 from corpus.clips import Clip
-from data_utils import load_data, padded_frames, training_sampler
+from data_utils import (
+    Data,
+    MelDataset,
+    load_data,
+    padded_frames,
+    short_batch,
+    training_sampler,
+    validation_batches,
+)
+from decoder import check_fast_path
 from hparams import HParams, create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
-from training.device import choose_device, free_memory, peak_memory
-from training.trial import blank, largest_batches, largest_fitting
+from training.device import (
+    choose_device,
+    free_memory,
+    full_precision,
+    may_be_out_of_memory,
+    peak_memory,
+)
+from training.trial import choose_decoder, try_run
 
 TOLERANCE = 0.03  # largest relative error of the result
 
 
 def find_capacity(
-    clips: Sequence[Clip], hparams: HParams, memory_gib: float | None = None
+    clips: list[Clip], val_clips: list[Clip], hparams: HParams, memory_gib: float | None = None
 ) -> int | None:
     """Returns the largest batch capacity, in frames, with which all batches of a run fit in memory;
-    None if all clips fit in one batch. Prints each trial.
+    None if all training clips fit in one batch. Prints each trial.
 
     Args:
         memory_gib: memory to use; None for all of a GPU's, or all that is free now on a CPU.
@@ -49,7 +64,7 @@ def find_capacity(
     one_batch = longest * len(clips)
     fitting, too_much, capacity = 0, 2 * one_batch, longest
     while fitting < one_batch and too_much - fitting > TOLERANCE * fitting:
-        if capacity_fits(capacity, clips, hparams, memory_gib):
+        if capacity_fits(capacity, clips, val_clips, hparams, memory_gib):
             fitting = capacity
         else:
             too_much = capacity
@@ -64,29 +79,30 @@ def find_capacity(
 
 
 def capacity_fits(
-    capacity: int, clips: Sequence[Clip], hparams: HParams, memory_gib: float | None
+    capacity: int,
+    clips: list[Clip],
+    val_clips: list[Clip],
+    hparams: HParams,
+    memory_gib: float | None,
 ) -> bool:
-    """Returns whether the largest batches of a run with this capacity fit, tried in a new
-    process."""
+    """Returns whether a run with this capacity fits, tried in a new process."""
     hparams = dataclasses.replace(hparams, batch_capacity=capacity, batch_capacity_seconds=0.0)
-    sampler = training_sampler(clips, hparams)
-    largest, _ = largest_batches(clips, sampler, range(hparams.epochs))
-    batches = [[clips[i] for i in indices] for indices in largest]
     peak = None
     with (
         ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
         suppress(BrokenProcessPool),  # killed, as Linux does when memory runs out
     ):
-        peak = pool.submit(measure, hparams, batches, memory_gib).result()
+        peak = pool.submit(measure, clips, val_clips, hparams, memory_gib).result()
     seconds = capacity * hparams.hop_length / hparams.sampling_rate
-    n_clips, result = max(map(len, batches)), "too much" if peak is None else f"{peak:.2f} GiB"
-    print(f"{seconds:8.1f} s, largest batches of up to {n_clips:>4} clips: {result}")
+    print(f"{seconds:8.1f} s: {'too much' if peak is None else f'{peak:.2f} GiB'}")
     return peak is not None
 
 
-def measure(hparams: HParams, batches: list[list[Clip]], memory_gib: float | None) -> float | None:
-    """Returns the peak memory in GiB of training steps on batches as long as these; None if it
-    runs out."""
+def measure(
+    clips: list[Clip], val_clips: list[Clip], hparams: HParams, memory_gib: float | None
+) -> float | None:
+    """Tries what train.py does before a run, with empty clips of the same lengths. Returns the peak
+    memory in GiB; None if it runs out."""
     Adam([torch.zeros(1)])  # imports its modules before memory is limited
     device = choose_device(hparams)
     if device.type == "cpu":
@@ -95,19 +111,40 @@ def measure(hparams: HParams, batches: list[list[Clip]], memory_gib: float | Non
     elif memory_gib:
         total = torch.cuda.get_device_properties(device).total_memory / 2**30
         torch.cuda.set_per_process_memory_fraction(min(memory_gib / total, 1.0))
-    try:
-        model = Tacotron2(hparams).to(device)
-    except (RuntimeError, MemoryError):  # not even the weights fit
-        return None
+    data = empty_data(clips, val_clips, hparams)
     loss_function = Tacotron2Loss(
         hparams.guided_attention_weight, hparams.guided_attention_sigma, hparams.loss
     )
-    optimizer, n_mels = Adam(model.parameters()), hparams.n_mel_channels
-    for clips in batches:
-        items = [blank(len(clip.ids), clip.n_frames, n_mels) for clip in clips]
-        if largest_fitting(model, loss_function, optimizer, items) < len(items):
+    try:
+        model = Tacotron2(hparams).to(device)
+        with full_precision():
+            check_fast_path(model, short_batch(data.train_set, device))
+        if hparams.decoder == "auto":
+            choose_decoder(model, loss_function, data.train_set, data.sampler.plan)
+        optimizer, epochs = Adam(model.parameters()), range(hparams.epochs)
+        try_run(model, loss_function, optimizer, data, epochs, check_stop=lambda: None)
+    except UserError:  # a batch does not fit
+        return None
+    except (RuntimeError, MemoryError) as error:  # not even the weights do
+        if may_be_out_of_memory(error):
             return None
-    return peak_memory(device)
+        raise
+    return (
+        torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else peak_memory(device)
+    )
+
+
+def empty_data(clips: list[Clip], val_clips: list[Clip], hparams: HParams) -> Data:
+    """Returns the data of a run on clips whose mels are all zeros."""
+
+    def mels(clip: Clip) -> np.ndarray:
+        return np.zeros((clip.n_frames, hparams.n_mel_channels), np.float32)
+
+    train_set, val_set = (
+        MelDataset(each, mels, hparams.n_frames_per_step) for each in (clips, val_clips)
+    )
+    batches = validation_batches(val_clips, hparams)
+    return Data(train_set, val_set, training_sampler(clips, hparams), batches, [], [])
 
 
 def main() -> None:
@@ -125,8 +162,7 @@ def main() -> None:
         raise UserError("setting dynamic_batch_size=False: batches have no capacity; leave it out")
     if not torch.cuda.is_available() and sys.platform != "linux":
         raise UserError("no GPU found, and without one this needs Linux; use a GPU")
-    clips, _ = load_data(hparams)
-    capacity = find_capacity(clips, hparams, args.memory_gib)
+    capacity = find_capacity(*load_data(hparams), hparams, args.memory_gib)
     if capacity is None:
         print("all clips fit in one batch: memory sets no limit here, so keep the default capacity")
     else:

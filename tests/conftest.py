@@ -20,6 +20,7 @@ import soundfile
 import torch
 
 import train
+from corpus.clips import Clip, load_clips
 from data_utils import Batch, Item, collate
 from hparams import HParams, create_hparams
 from model import Tacotron2
@@ -82,6 +83,16 @@ def settings(corpus: Path) -> str:
         f"validation_files={corpus}/val.txt,mel_cache_dir={corpus}/cache,batch_size=3,"
         "check_memory=False,"
     )
+
+
+@pytest.fixture
+def hparams(settings: str) -> HParams:
+    return create_hparams(settings)
+
+
+@pytest.fixture
+def clips(hparams: HParams) -> list[Clip]:
+    return load_clips(hparams.training_files, hparams)
 
 
 @pytest.fixture

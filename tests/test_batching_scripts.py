@@ -65,16 +65,6 @@ def test_a_wanted_padding_chooses_the_parameters(plot, monkeypatch):
     assert f"| SSB | LRF {lrf:g} | " in out
 
 
-def test_frames_of_one_hop_become_frames_of_another(monkeypatch, tmp_path):
-    n_samples = np.random.default_rng(3).integers(20_000, 220_000, 500)
-    path = tmp_path / "lengths.csv"
-    np.savetxt(path, n_samples // 256 + 1, "%d", header="frames_hop256", comments="")
-    monkeypatch.setattr(lengths, "LJSPEECH_LENGTHS", path)
-    assert (lengths.ljspeech_lengths(256) == n_samples // 256 + 1).all()
-    error = lengths.ljspeech_lengths(276) - (n_samples // 276 + 1)
-    assert np.abs(error).max() <= 1 and abs(error.mean()) < 0.1
-
-
 @pytest.mark.parametrize(
     ("text", "column", "wanted"),
     [

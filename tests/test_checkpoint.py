@@ -1,9 +1,7 @@
 """Checkpoints, and the folder that holds them."""
 
-import multiprocessing
 import os
 import pickle
-import signal
 import threading
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import torch
 
 from cli import UserError
 from training import checkpoint
-from training.checkpoint import checkpoints, load_checkpoint, load_newest, locked, save_checkpoint
+from training.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 
 
 def save(folder: Path, step: int) -> Path:
@@ -23,26 +21,14 @@ def save(folder: Path, step: int) -> Path:
 
 
 @pytest.mark.parametrize("format", ["zip", "legacy", "pickle"])
-@pytest.mark.parametrize(
-    ("name", "call", "arguments"),
-    [
-        ("posix.system", os.system, ("touch ran",)),
-        ("eval", eval, ("open('ran', 'w')",)),
-        ("exec", exec, ("open('ran', 'w')",)),
-        ("io.open", open, ("ran", "w")),
-    ],
-)
-def test_a_checkpoint_that_would_run_code_is_refused(
-    tmp_path, monkeypatch, name, call, arguments, format
-):
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path, monkeypatch, format):
     class Evil:
         def __reduce__(self):  # called when it is unpickled
-            return call, arguments
+            return os.system, ("touch ran",)
 
     monkeypatch.chdir(tmp_path)
     path = Path("evil.pt")
-    # Older versions of torch print the name with "builtins.".
-    words = rf"holds Python code \((builtins\.)?{name}\), not only weights; it was not run"
+    words = r"holds Python code \(posix\.system\), not only weights; it was not run"
     if format == "pickle":
         path.write_bytes(pickle.dumps(Evil()))
         words = "not a checkpoint, or damaged"
@@ -79,30 +65,6 @@ def test_the_newest_undamaged_checkpoint_is_used_or_the_best(tmp_path, capsys):
     with pytest.raises(UserError, match=r"every checkpoint is damaged; give another -o$") as error:
         load_newest(tmp_path)
     assert str(error.value).count("\n") == 5  # a line for each, and the fix
-
-
-def test_a_lock_ends_with_its_process(tmp_path):
-    """Not when the process opens and closes the file once more."""
-    fork = multiprocessing.get_context("fork")
-
-    def lock():
-        with locked(tmp_path):
-            pass
-
-    def lock_and_die():
-        with locked(tmp_path):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with locked(tmp_path):
-        (tmp_path / "lock").read_bytes()
-        other = fork.Process(target=lock)
-        other.start()
-        other.join()
-        assert other.exitcode == 1
-    killed = fork.Process(target=lock_and_die)
-    killed.start()
-    killed.join()
-    lock()
 
 
 def test_the_newest_k_and_the_best_are_kept(tmp_path):

@@ -24,7 +24,6 @@ from corpus.clips import (
     check_samples,
     in_threads,
     load_clips,
-    read_samples,
     refuse,
     report_unknown_characters,
     write_lines,
@@ -33,16 +32,6 @@ from corpus.mels import MelCache, open_mels
 from data_utils import load_data
 from hparams import create_hparams
 from text import text_to_sequence
-
-
-@pytest.fixture
-def hparams(settings):
-    return create_hparams(settings)
-
-
-@pytest.fixture
-def clips(hparams):
-    return load_clips(hparams.training_files, hparams)
 
 
 def load_list(hparams, content):
@@ -245,20 +234,6 @@ def test_a_cut_is_noticed(corpus, hparams, name, metadata, problem):
     path.write_bytes(whole[:-1000])
     with pytest.raises(UserError, match=rf"list\.txt:1: .*/x\.wav: ({problem})"):
         load_list(hparams, "x.wav|tone")
-
-
-@pytest.mark.parametrize(
-    ("subtype", "bits"),
-    [("PCM_U8", 7), ("PCM_16", 15), ("PCM_24", 23), ("PCM_32", 31), ("FLOAT", 24), ("DOUBLE", 24)],
-)
-def test_every_sample_format_is_scaled_to_one(corpus, hparams, subtype, bits):
-    """In clips of one window, the shortest there are."""
-    samples = 0.9 * np.sin(np.arange(1103) / 20)
-    soundfile.write(corpus / "x.wav", samples, 22050, subtype=subtype)
-    (clip,) = load_list(hparams, "x.wav|ok")
-    read = read_samples(clip, hparams)
-    assert read.dtype == np.float32 and open_mels([clip], hparams)(clip).shape == (4, 10)
-    np.testing.assert_allclose(read, samples, atol=2**-bits + 2**-24)
 
 
 PARTS = ["0.wav", "1.wav", "|", "\n", "\r\n", "\0", "tone", "..", "/", "{", "}"]

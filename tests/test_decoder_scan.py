@@ -2,14 +2,12 @@
 
 import copy
 from collections.abc import Sequence
-from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import NO_DROPOUT, TINY, build, noise_batch
 from torch import Tensor
 from torch.autograd import grad, gradcheck
-from torch.profiler import profile
 from torch.testing import assert_close
 
 from data_utils import Batch
@@ -77,40 +75,6 @@ def test_a_second_backward_is_right_or_refused():
     for gradient in grad(value, (inputs[0], inputs[-1]), create_graph=True):
         with pytest.raises(RuntimeError, match="once_differentiable"):
             gradient.sum().backward()
-
-
-@torch.no_grad()
-def test_without_gradients_nothing_is_kept_for_backward(monkeypatch):
-    monkeypatch.setattr(scan, "SEGMENT", STEPS)
-    T, H = 4 * STEPS, 6
-    inputs = arguments(T, H=H)
-    with profile(profile_memory=True) as profiler:
-        decode(inputs)
-    largest = max(event.self_cpu_memory_usage for event in profiler.events()) // F64.itemsize
-    assert 0 < largest <= (T + 1) * 3 * 2 * (T_IN + 4)  # the attention weights
-    assert largest < T * 3 * 4 * H  # the gates
-
-
-def test_bf16_rounds_the_products_with_lstm_weights_and_nothing_else(monkeypatch):
-    spy = Mock(wraps=scan)
-    for name in ("multiplier", "_weight_gradient"):
-        monkeypatch.setattr(scan, name, getattr(spy, name))
-    inputs = [x.detach().float().requires_grad_() for x in arguments(40)]
-    results = []
-    for dtype in (None, torch.bfloat16):
-        spy.reset_mock()
-        outputs = decode(inputs, dtype=dtype)
-        loss = sum(output.square().sum() for output in outputs)
-        results.append((*outputs, *grad(loss, inputs)))
-        factors = [call.args[0] for call in spy.method_calls]  # weights, or gradients of gates
-        of_lstms = [factor.dtype for factor in factors if 12 in factor.shape]
-        others = [factor.dtype for factor in factors if 12 not in factor.shape]
-        # Both LSTMs: input, recurrence, the backward of each, two weight gradients.
-        assert of_lstms == [dtype or F32] * (6 + 6) and others == [F32] * 6
-    for output in outputs:  # states and cells are not rounded
-        assert (output.bfloat16() != output).any()
-    for exact, rounded in zip(*results, strict=True):
-        assert 0 < (rounded - exact).norm() / exact.norm() < 0.1
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.999999])
@@ -212,18 +176,3 @@ def test_without_onednn_the_results_are_the_same(monkeypatch):
 def test_on_a_gpu_the_model_equals_the_reference(changes):
     device = torch.device("cuda")
     assert_equal(build(**changes).to(device), batch_of(*PADDED, F32).to(device), 1e-3)
-
-
-@pytest.mark.parametrize("rows", [3, 10 * scan.FEW_ROWS])
-@pytest.mark.parametrize("onednn", [False, True])
-def test_prepared_products_are_plain_ones(rows, onednn, monkeypatch):
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", onednn)
-    x, weight, bias = torch.randn(rows, 5), torch.randn(7, 5), torch.randn(7)
-    multiply = scan.multiplier(weight, rows)
-    assert_close(multiply(x), x @ weight.t())
-    assert_close(multiply(x, bias), x @ weight.t() + bias)
-    out = torch.randn(rows, 7)
-    expected = out + x @ weight.t()
-    assert_close(scan.adder(weight, rows)(out, x, in_place=False), expected)
-    assert_close(scan.adder(weight, rows)(out, x), expected)
-    assert_close(out, expected)

@@ -19,8 +19,6 @@ from model import Tacotron2
 from training import checkpoint, distributed
 from training.validation import validate
 
-ROOT = Path(__file__).resolve().parent.parent
-
 # What happens in rank 1 alone, before its fourth step.
 FAULT = """
 import os, signal, numpy as np, train

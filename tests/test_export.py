@@ -1,10 +1,7 @@
 """export.py, and checkpoints of other code."""
 
-import errno
-import os
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -212,7 +209,7 @@ def test_torchaudio_loads_it_strictly_and_so_do_we(tmp_path, exported):
     assert "defaults there: text_cleaners=basic_cleaners,symbols=' ä',filter_length" in printed
 
 
-def test_what_cannot_be_exported_is_refused(tmp_path, trained, monkeypatch):
+def test_what_cannot_be_exported_is_refused(tmp_path, trained):
     file, new = tmp_path / "file", tmp_path / "new.pt"
     narrow = save_model(tmp_path / "narrow.pt", build(symbols_embedding_dim=6))
     several = save_model(tmp_path / "several.pt", build(n_frames_per_step=2))
@@ -224,8 +221,5 @@ def test_what_cannot_be_exported_is_refused(tmp_path, trained, monkeypatch):
     ):
         with pytest.raises(UserError, match=message):
             export.main(["-c", str(checkpoint), "-o", str(output), "--format", format])
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
-    with pytest.raises(OSError, match=r"No space left.*new\.pt"):
-        export.main(["-c", str(trained), "-o", str(new)])
     assert sorted(tmp_path.iterdir()) == [file, narrow, several]
     assert file.read_text() == "kept"

@@ -76,26 +76,3 @@ def test_guided_attention_by_its_formula(tiny):
     loss = Tacotron2Loss(guided_attention_weight=2, guided_attention_sigma=0.3)(output, batch)
     assert loss.guided_attention.item() == pytest.approx(total / 6, rel=1e-5)  # 6 frames
     assert_close(loss.objective, loss.total + 2 * loss.guided_attention)
-
-
-@pytest.mark.parametrize("kind", ["padded", "masked"])
-def test_means_over_processes_are_means_over_all_their_frames(tiny, kind):
-    """Each process's loss is weighted by its share of the frames."""
-    batches = [noise_batch(tiny, [5, 4], [9, 7]), noise_batch(tiny, [6], [20])]
-    frames = torch.tensor([[18.0, 16.0], [20.0, 20.0]])  # with padding, and without
-    outputs = [random_output(batch) for batch in batches]
-    loss_function = Tacotron2Loss(2.0, 0.2, kind)
-    alone = [loss_function(*pair) for pair in zip(outputs, batches, strict=True)]
-    shared = [
-        loss_function(*pair, share)
-        for *pair, share in zip(outputs, batches, frames / frames.mean(0), strict=True)
-    ]
-    total, masked, guided = (
-        sum(getattr(loss, name) * n for loss, n in zip(alone, of, strict=True)) / of.sum()
-        for name, of in (
-            ("total", frames[:, 0]), ("masked", frames[:, 1]), ("guided_attention", frames[:, 1])
-        )
-    )  # fmt: skip
-    expected = (total if kind == "padded" else masked) + 2 * guided
-    assert_close(sum(loss.objective for loss in shared) / 2, expected)
-    assert_close(sum(loss.total for loss in shared) / 2, total)

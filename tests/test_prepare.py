@@ -154,15 +154,12 @@ def test_settings_follow_from_the_rate_and_no_mel_band_is_empty(rate, capsys):
 # Languages
 
 
-def write_texts(*texts):
+def test_the_alphabet_of_a_corpus_has_all_that_its_texts_have_and_is_in_the_settings(capsys):
+    """What cannot be a symbol is named."""
+    texts = "Ёж @ дом_", "ежа 12", "Е\u0308ж ежа дом", "дом_ ж", "ежа, «ё» @ е, жж"
     for i in range(len(texts)):
         write(f"c/wavs/{i}.wav")
     write("c/metadata.csv", "".join(f"{i}|{text}\n" for i, text in enumerate(texts)))
-
-
-def test_the_alphabet_of_a_corpus_has_all_that_its_texts_have_and_is_in_the_settings(capsys):
-    """What cannot be a symbol is named."""
-    write_texts("Ёж @ дом_", "ежа 12", "Е\u0308ж ежа дом", "дом_ ж", "ежа, «ё» @ е, жж")
     call("c --name x --text_cleaners basic_cleaners")
     symbols = " ,12«»адежмоё@"
     assert Path("filelists/x_symbols.txt").read_text(encoding="utf-8") == f"{symbols}\n"

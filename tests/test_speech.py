@@ -101,12 +101,6 @@ def test_speech_depends_on_the_seed_alone():
     assert not torch.equal(first[0].mel, other[0].mel)
 
 
-def test_with_several_frames_a_step_speech_has_them_all():
-    model = build(max_decoder_steps=12, gate_threshold=0.9999, n_frames_per_step=3)
-    (_, spoken), *_ = speak(model, [[5, 6, 7]])
-    assert spoken.mel.shape == (10, 36) and spoken.alignment.shape == (36, 3)
-
-
 def test_a_text_with_dollars_is_a_title_as_it_is():
     figure = draw_alignment(torch.ones(4, 3), r"for $\frac$", HOP)
     assert render(figure).shape[2] == 4  # as a formula, it would be refused

@@ -166,9 +166,6 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path, wavs, capsys):
 
     for folder in (tmp_path / "missing", wavs / "more"):
         assert f"{folder}: " in refusal(folder) and "at least 16" in refusal(folder)
-    for options in (["--epochs", "0"], ["--batch_size", "0"], ["--seed", "-1"]):
-        assert options[0] in refusal(wavs, *options)
+    assert "--seed" in refusal(wavs, "--seed", "-1")
     (wavs / "01.wav").write_bytes(b"no wav")
     assert "01.wav: " in refusal(wavs) and "take it out" in refusal(wavs)
-    write_tone(wavs / "01.wav", 0)
-    assert "01.wav: no sound" in refusal(wavs)

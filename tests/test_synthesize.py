@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import TINY, build, save_model, set_gate
+from conftest import TINY, build, save_model
 from hypothesis import strategies as st
 
 from cli import UserError
 from corpus.clips import load_clips
 from corpus.mels import open_mels
 from data_utils import MelDataset, collate
-from hparams import PRESETS, HParams, create_hparams
+from hparams import create_hparams
 from model import Tacotron2
 from scripts import synthesize
 from speech import load_model
@@ -65,15 +65,8 @@ def test_a_checkpoints_own_alphabet_is_spoken(speak, tmp_path):
         speak(path, "Äff!", "--hparams", "symbols=' !äfö'")
 
 
-def test_nvidias_checkpoint_of_weights_alone_is_spoken(speak, tmp_path):
-    model, theirs = set_gate(Tacotron2(HParams()), 100), tmp_path / "theirs.pt"
-    torch.save({"iteration": 1, "state_dict": model.state_dict()}, theirs)
-    printed, status = speak(theirs, "Hm.")
-    assert "1.wav: 0.0 s, nothing to hear: it stopped at once" in printed and status == 0
-    assert np.load(tmp_path / "speech" / "1.npy").shape == (80, 1)
-
-
-def test_texts_come_from_the_lines_of_a_file(speak, trained, tmp_path):
+def test_texts_come_from_the_lines_of_a_file(speak, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(synthesize, "CHUNK", 2)  # texts at a time
     texts = "\ufeffOne tone.\n\n2 tones!\r\nA third.\n".encode()
     (tmp_path / "texts.txt").write_bytes(texts)
     options = "-i", tmp_path / "texts.txt", "--hparams", "max_decoder_steps=9"
@@ -103,18 +96,6 @@ def test_a_long_text_is_split_at_sentences_then_commas_then_words(speak, trained
     assert not samples[8 * 276 : (9 + pause) * 276].any() and samples[: 8 * 276].any()
 
 
-def test_texts_are_spoken_so_many_at_a_time_and_listed_in_order(speak, trained, monkeypatch):
-    monkeypatch.setattr(synthesize, "CHUNK", 2)
-    texts = "one", "a tone and two tones", "the longest of all", "a", "two tones"
-    printed, _ = speak(trained, *texts, "--hparams", "max_decoder_steps=5")
-    assert re.findall(r"speech/(\d)\.wav: ", printed) == ["1", "2", "3", "4", "5"]
-
-
-def test_a_text_of_5000_characters_is_spoken(speak, stopping, tmp_path):
-    printed, status = speak(stopping, "The tone is long, and it goes on. " * 150)
-    assert status == 0 and printed.splitlines()[-1].startswith(f"{tmp_path}/speech/1.wav: ")
-
-
 @hypothesis.given(st.text("ab .,-?!;", max_size=60), st.integers(1, 30))
 def test_splitting_loses_nothing_but_spaces(text, longest):
     pieces = synthesize.split_text(text, longest)
@@ -136,31 +117,6 @@ def predict(data, corpus, trained, speak):
         return speak(checkpoint, *lists, *options)[0]
 
     return call
-
-
-def hifi_gan_frames(samples: int, n_fft: int = 1024, hop: int = 256) -> int:
-    """Frames that HiFi-GAN computes of a clip, and compares with those that it makes of the mel."""
-    padded = torch.nn.functional.pad(torch.zeros(1, samples), ((n_fft - hop) // 2,) * 2, "reflect")
-    window = torch.ones(n_fft)
-    return torch.stft(padded, n_fft, hop, window=window, center=False, return_complex=True).size(2)
-
-
-def test_predicted_mels_have_hifi_gans_number_of_frames(predict, corpus, tmp_path):
-    for n in range(4):  # lengths around a whole number of hops
-        line = (corpus / "val.txt").read_text().splitlines()[n]
-        soundfile.write(
-            corpus / line.partition("|")[0], 0.3 * np.sin(np.arange(2560 + n - 1)), 22050
-        )
-    nvidias = save_model(tmp_path / "nvidia.pt", build(), **PRESETS["nvidia"])
-    printed = predict(checkpoint=nvidias)
-    assert "mels of 4 clips" in printed
-    for line in (corpus / "val.txt").read_text().splitlines():
-        name = line.partition("|")[0]
-        mel = np.load(tmp_path / "speech" / name.replace("wav", "npy"))
-        samples = soundfile.info(corpus / name).frames
-        assert mel.dtype == np.float32 and mel.shape == (10, hifi_gan_frames(samples))
-        # In training it cuts segments of the clip that end by its last sample.
-        assert mel.shape[1] * 256 <= samples
 
 
 def test_predicted_mels_are_those_of_validation(predict, corpus, data, trained, tmp_path):
@@ -187,20 +143,11 @@ def test_a_trained_model_loads_in_one_line(trained):
     assert (changed.gate_threshold, changed.max_decoder_steps) == (0.3, 7)
 
 
-def test_what_cannot_be_loaded_is_refused(trained, tmp_path):
-    code, text = tmp_path / "code.pt", tmp_path / "text.pt"
-    torch.save({"state_dict": {}, "hparams": Path}, code)
-    text.write_text("text")
-    infinite = build()
-    torch.nn.init.constant_(infinite.embedding.weight, torch.inf)
-    for path, changes, message in (
-        (trained, "prenet_dim=9", "another model"),
-        (code, "", r"code\.pt: holds Python code"),
-        (text, "", r"text\.pt: not a checkpoint"),
-        (save_model(tmp_path / "inf.pt", infinite), "", r"inf\.pt: embedding\.weight has values"),
-    ):
-        with pytest.raises(UserError, match=message):
-            load_model(path, changes)
+def test_values_that_are_not_finite_are_refused(tmp_path):
+    model = build()
+    torch.nn.init.constant_(model.embedding.weight, torch.inf)
+    with pytest.raises(UserError, match=r"inf\.pt: embedding\.weight has values"):
+        load_model(save_model(tmp_path / "inf.pt", model))
 
 
 def test_what_cannot_be_spoken_is_refused(speak, trained, tmp_path):
@@ -235,7 +182,5 @@ def test_clips_of_one_name_are_refused(predict, corpus):
     shutil.copy(corpus / first, other / first)
     with (corpus / "val.txt").open("a") as file:
         file.write(f"other/{first}|a tone\n")
-    with pytest.raises(
-        UserError, match=rf"val\.txt:\d: .* has a clip of the same name, {first[:-4]}"
-    ):
+    with pytest.raises(UserError, match=r"val\.txt:\d: .* has a clip of the same name"):
         predict()

@@ -1,10 +1,7 @@
 """train.py as a user runs it, on tones."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
@@ -12,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import NO_DROPOUT, records
+from conftest import records
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -25,11 +22,9 @@ from hparams import MAY_CHANGE, create_hparams
 from loss_function import Tacotron2Loss
 from model import Attention, Tacotron2
 from training import logger
-from training.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from training.checkpoint import checkpoints, load_newest, save_checkpoint
 from training.device import choose_device, device_name
 from training.validation import validate
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def column(output: Path, event: str, name: str) -> list[float]:
@@ -113,12 +108,6 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings, run, monke
         assert all(any(re.match(tag, name) for name in curves.Tags()["scalars"]) for tag in tags)
     assert "custom_scalars__config__" in curves.Tags()["tensors"]
 
-    first, second = curves.Tensors("settings/text_summary")
-    assert [first.step, second.step] == [1, n_steps // 2 + 1]
-    first, second = (event.tensor_proto.string_val[0].decode() for event in (first, second))
-    assert "\n| `epochs` | `1` | `220` |\n" in first and "\n| `lrf` | `0.1` |  |\n" in first
-    assert "\n| `epochs` | `2` | `220` |\n" in second
-
 
 def test_validation_losses_are_means_over_what_each_averages(settings):
     """The batches do not matter: one of all clips, or one per clip."""
@@ -186,14 +175,14 @@ def test_gradients_are_clipped_and_validation_does_not_disturb_training(tmp_path
 
 
 def test_speech_is_logged_by_step_and_does_not_disturb_training(tmp_path, settings, run):
-    settings += "epochs=3,epochs_per_validation=1,max_decoder_steps=5,checkpoint_minutes=0,"
+    settings += "epochs=6,epochs_per_validation=1,max_decoder_steps=5,checkpoint_minutes=0,"
     run("silent", settings)
     speaks = "speak_every=2,speak_texts=['A tone, two tones.','Three!']"
     run("speaks", settings + speaks)
     assert losses(tmp_path / "silent") == losses(tmp_path / "speaks")
     sample = tmp_path / "speaks" / "sample"
     validated = [record["step"] for record in records(tmp_path / "speaks", "validation")]
-    _, *spoken = validated  # the second validation, and the last
+    spoken = validated[1::2]  # every second validation, and the last
     names = [f"step_{step:08d}_{i}" for step in spoken for i in (1, 2)]
     assert sorted(path.stem for path in sample.glob("step_*.wav")) == names
     assert sorted(path.stem for path in sample.glob("step_*.png")) == names
@@ -203,14 +192,7 @@ def test_speech_is_logged_by_step_and_does_not_disturb_training(tmp_path, settin
         assert [audio.step for audio in logged.Audio(f"speech/{i}/audio")] == spoken
     texts = logged.Tensors("speech/2/text/text_summary")
     assert texts[0].tensor_proto.string_val[0] == b"Three!"
-
-
-def test_tensorboard_has_the_pictures_and_sounds_of_few_validations(tmp_path, settings, run):
-    """Those after 1, 2, 4, ... validations, and the last."""
-    run("run", settings + "epochs=6,epochs_per_validation=1")
-    steps = column(tmp_path / "run", "validation", "step")
-    logged = EventAccumulator(str(tmp_path / "run")).Reload()
-    expected = [steps[n - 1] for n in (1, 2, 4, 6)]
+    expected = [validated[n - 1] for n in (1, 2, 4, 6)]  # after 1, 2, 4, ..., and the last
     for clip in ("sample", "longest"):
         assert [image.step for image in logged.Images(f"{clip}/mel")] == expected
         assert [audio.step for audio in logged.Audio(f"{clip}/predicted")] == expected
@@ -301,34 +283,10 @@ def test_the_alphabet_is_saved_with_the_run_and_stays_with_its_weights(
     run("second", "epochs=2", "-c", str(path))
     assert losses(tmp_path / "second") == losses(tmp_path / "first")[3:]
 
-    shown = "symbols is ' aefghlmnorstwßäü' in the run, ' aefghlmnorstwßäé' in this call"
-    has = f"setting symbols: {path} has an embedding for other ones; leave the setting out, or "
-    for change, options, message in (
-        ("", ("first", "--resume"), f"{checkpoints(tmp_path / 'first')[0]}: {shown}; leave it out"),
-        ("", ("third", "-c", str(path)), has),
-        ("ignore_layers=[decoder],", ("third", "-c", str(path), "--warm_start"), has),
-    ):
-        name, *options = options
-        with pytest.raises(UserError, match=f"^{re.escape(message)}.*$"):
-            run(name, f"{change}epochs=3,symbols=@{other}", *options)
-    unlearnt = f"epochs=1,learning_rate=1e-12,symbols=@{other}"
-    run("third", unlearnt, "-c", str(path), "--warm_start")
-    printed = capsys.readouterr().out
-    assert "'ü' (U+00FC) has no symbol and is left out" in printed
-    old, new = load_checkpoint(path)["state_dict"], weights(tmp_path / "third")
-    for name, same in (("embedding.weight", False), ("decoder.attention_rnn.weight_hh", True)):
-        assert torch.allclose(old[name], new[name]) == same
-
-
-def test_nvidias_checkpoints_need_a_preset(tmp_path, settings, run, first):
-    state, path = load_checkpoint(Path(first)), tmp_path / "theirs.pt"
-    nvidias = "-c", str(path), "--preset", "paper"
-    settings += "".join(f"{name}=0," for name in NO_DROPOUT)
-    settings += "dynamic_batch_size=False,lrf=0.5,epochs=2"
-    theirs = {"state_dict": state["state_dict"]}
-    save_checkpoint(path, theirs)
-    run("published", settings, *nvidias)
-    assert column(tmp_path / "published", "epoch", "epoch") == [0, 1]
+    has = f"^setting symbols: {path} has an embedding for other ones; "
+    for change, *options in (("",), ("ignore_layers=[decoder],", "--warm_start")):
+        with pytest.raises(UserError, match=has):
+            run("third", f"{change}epochs=3,symbols=@{other}", "-c", str(path), *options)
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, run, first):
@@ -339,11 +297,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, run, first):
     for change, options, words in (
         ("", (first,), r"\.pt: has 1 epoch; set epochs=2 or more"),
         ("epochs=2", (published,), r"has no settings in it; name .*--preset nvidia"),
-        (
-            "epochs=2",
-            (*warm, "--preset", "nvidia"),
-            f"--preset nvidia: {first} has settings of its own",
-        ),
+        ("epochs=2", (*warm, "--preset", "nvidia"), "has settings of its own"),
         ("epochs=2,prenet_dim=9", (first,), rf"another model: .*{shapes}"),
         ("prenet_dim=9", warm, rf"another model: decoder\.prenet\.layers\.0\.{shapes}; .*{ignore}"),
         ("ignore_layers=prenet", warm, r"the model has no 'prenet'; use .*, decoder\.prenet, "),
@@ -386,9 +340,6 @@ def test_the_decoder_may_change_when_a_run_is_resumed(tmp_path, settings, run):
     ("change", "options", "message"),
     [
         ("batchsize=4", (), "--hparams: unknown setting 'batchsize'; did you mean 'batch_size'?"),
-        ("learning_rate=0", (), "setting learning_rate=0.0: use a value above 0"),
-        ("data_dir=none", (), "setting data_dir=none: no such folder"),
-        ("batch_size=99", (), "use at most 8"),
         ("speak_every=1,speak_texts=?", (), "setting speak_texts: text '?' has nothing to speak"),
         ("epochs=1", ("--preset", "google"), "--preset google: unknown; use one of paper, nvidia"),
         ("validation_files=no.txt", (), "no.txt:1: text '' has nothing to speak"),
@@ -414,18 +365,6 @@ def test_a_refused_call_says_so_in_one_line_and_leaves_nothing(
             run(name, settings, "-l", str(tmp_path / "logs" / "c"), *options)
         assert "\n" not in str(error.value)
     assert files(tmp_path) == before
-
-
-@pytest.mark.parametrize("chosen", [{}, {"GOMP_SPINCOUNT": "7"}])
-def test_threads_are_told_to_sleep_soon_before_pytorch_is_loaded(chosen):
-    environment = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | chosen
-    program = (
-        "import os, sys\nsys.modules['torch'] = None  # makes its import fail\n"
-        "try:\n    import train\nexcept ImportError:\n    print(os.environ['GOMP_SPINCOUNT'])"
-    )
-    command = [sys.executable, "-c", program]
-    printed = subprocess.check_output(command, cwd=ROOT, env=environment, text=True)
-    assert printed.strip() == chosen.get("GOMP_SPINCOUNT", "1000")
 
 
 def test_the_help_says_what_a_resumed_run_may_change(run, capsys):

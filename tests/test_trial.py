@@ -1,5 +1,6 @@
 """Out of memory: seen before a run starts, said in one line, and the search for what fits."""
 
+import dataclasses
 import math
 import os
 import re
@@ -17,8 +18,8 @@ import model as model_module
 import train
 from cli import UserError
 from corpus.clips import Clip
-from data_utils import MelDataset, training_sampler
-from decoder import scan
+from data_utils import MelDataset, collate, training_sampler
+from decoder import check_fast_path, scan
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from scripts import find_batch_capacity
@@ -109,21 +110,9 @@ def test_the_trial_tries_one_clip_too(monkeypatch, dynamic, fix):
         trial.try_batches(model, None, None, dataset, [range(16)], Mock())
 
 
-def test_a_run_does_not_die_of_a_kernel_that_fails_in_the_trial(monkeypatch, capsys):
-    model, stop = build(), Mock()
-    model.decoder.implementation = "triton"
-    failure = RuntimeError("out of resource: shared memory\nHardware limit ...")
-    monkeypatch.setattr(trial, "memory_error", Mock(side_effect=[failure, None, failure]))
-    arguments = model, None, None, [trial.blank(5, 6, 10)], [[0]], stop
-    trial.try_batches(*arguments)
-    problem = "decoder=triton fails (RuntimeError: out of resource: shared memory)"
-    assert capsys.readouterr().out == f"note: {problem}; training uses decoder=scan\n"
-    assert model.decoder.implementation == "scan"
-    with pytest.raises(RuntimeError, match="out of resource"):
-        trial.try_batches(*arguments)
-
-
-def choose(monkeypatch, triton: dict | Exception, first: Exception | None = None) -> tuple:
+def choose(
+    monkeypatch, triton: dict | Exception, first: Exception | None = None, n_batches: int = 2
+) -> tuple:
     """Which decoder a model uses after the choice, and the line that says so. With scan, a step
     takes 2 s, with triton as said; the first batch fails if ``first``."""
     model, scan = build(), trial.Steps(torch.tensor(1.0), torch.tensor([3.0, 4.0]), 2.0)
@@ -140,7 +129,7 @@ def choose(monkeypatch, triton: dict | Exception, first: Exception | None = None
         return scan._replace(**triton)
 
     monkeypatch.setattr(trial, "take_steps", take_steps)
-    note = trial.faster_decoder(model, None, [[trial.blank(5, 6, 10)]] * 2)
+    note = trial.faster_decoder(model, None, [[trial.blank(5, 6, 10)]] * n_batches)
     return model.decoder.implementation, note
 
 
@@ -165,7 +154,7 @@ def choose(monkeypatch, triton: dict | Exception, first: Exception | None = None
         ),
         ({"seconds": 1.5, "loss": torch.tensor(math.nan)}, "scan", "its loss differs"),
         (RuntimeError("Failed to find C compiler. Set CC"), "scan", "install gcc and python3-dev"),
-        (CalledProcessError(1, ["gcc"]), "scan", "install gcc and python3-dev"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "scan", "OutOfMemoryError: CUDA out"),
         (
             RuntimeError("out of resource\nMore"),
             "scan",
@@ -178,19 +167,62 @@ def test_triton_is_used_if_it_is_right_and_faster(monkeypatch, triton, chosen, n
     assert implementation == chosen and re.search(note, line)
 
 
-def test_a_batch_that_does_not_fit_is_no_reason_against_triton(monkeypatch):
-    full = torch.OutOfMemoryError("CUDA out of memory")
-    implementation, line = choose(monkeypatch, {"seconds": 1.5}, full)
+FULL = torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_batch_that_fits_with_neither_is_no_reason_against_triton(monkeypatch):
+    implementation, line = choose(monkeypatch, {"seconds": 1.5}, FULL)
     assert implementation == "triton" and "2.000 s with scan and 1.500 s with triton" in line
+    implementation, line = choose(monkeypatch, {"seconds": 1.5}, FULL, n_batches=1)
+    assert implementation == "scan" and "nothing was compared" in line
 
 
-@pytest.mark.parametrize("where", ["step", "validate_run"])
+@pytest.mark.parametrize("kind", ["training", "validation"])
+def test_graphs_that_do_not_fit_are_a_reason_against_triton(monkeypatch, capsys, kind):
+    model, fails = build(decoder="auto"), Mock(side_effect=FULL)
+    monkeypatch.setattr(trial, "memory_error", Mock(return_value=FULL))
+    monkeypatch.setattr(model, "forward", fails)
+    monkeypatch.setattr(model.decoder, "graph_shapes", lambda shapes: shapes)
+    shapes = {"training": [], "validation": [], kind: [(2, 5)]}
+    model.decoder.implementation = "triton"
+    trial.try_shapes(model, None, None, **shapes)
+    assert model.decoder.implementation == "scan" and model.training
+    assert "graphs of all batches need more memory" in capsys.readouterr().out
+    model.hparams = dataclasses.replace(model.hparams, decoder="triton")
+    model.decoder.implementation = "triton"
+    with pytest.raises(UserError, match="need more memory than there is; use decoder=scan"):
+        trial.try_shapes(model, None, None, **shapes)
+
+
+def test_all_processes_choose_scan_if_one_of_them_cannot_use_triton(monkeypatch, capsys):
+    model, steps = build(), Mock()
+    dataset = MelDataset([Clip("", "", [0], 7, "", ())], lambda _: np.zeros((7, 10), np.float32))
+    monkeypatch.setattr(trial, "largest", lambda _: 1)
+    monkeypatch.setattr(trial, "take_steps", steps)
+    model.decoder.implementation = "triton"
+    trial.choose_decoder(model, None, dataset, [np.array([0])])
+    assert model.decoder.implementation == "scan" and not steps.called
+    assert capsys.readouterr().out == "note: decoder=scan, as other processes choose\n"
+
+
+def test_the_check_names_what_compiling_needs(monkeypatch):
+    """Triton builds its launchers when kernels first run: with gcc, and Python's headers."""
+    kernels = Mock(attend=Mock(side_effect=CalledProcessError(1, ["gcc"])))
+    recurrences = {"triton": kernels, "scan": scan}.__getitem__
+    monkeypatch.setattr(model_module, "recurrences", recurrences)
+    model, items = build(), [trial.blank(5, 6, 10)] * 2
+    model.decoder.implementation = "triton"
+    (note,) = check_fast_path(model, collate(items))
+    assert "install gcc and python3-dev" in note and model.decoder.implementation == "scan"
+
+
+@pytest.mark.parametrize("where", ["memory_error", "step", "validate_run"])
 def test_a_run_goes_on_with_scan_after_a_failure_of_triton_and_keeps_it(
     tmp_path, settings, run, monkeypatch, capsys, where
 ):
     """Here, triton is scan by another name."""
     chosen, failures = [], [RuntimeError("no kernel image\nCompile with")]
-    owner = train.Run if where == "step" else train
+    owner = {"memory_error": trial, "step": train.Run, "validate_run": train}[where]
     works = getattr(owner, where)
 
     def check_fast_path(model, _):
@@ -209,7 +241,7 @@ def test_a_run_goes_on_with_scan_after_a_failure_of_triton_and_keeps_it(
     monkeypatch.setattr(train, "check_fast_path", check_fast_path)
     monkeypatch.setattr(trial, "choose_decoder", choose_decoder)
     monkeypatch.setattr(owner, where, fails_once)
-    settings += "decoder=auto,check_memory=False,epochs_per_validation=1,"
+    settings += f"decoder=auto,check_memory={owner is trial},epochs_per_validation=1,"
     assert run("run", settings + "epochs=1") == 0 and chosen == ["triton"]
     note = "note: decoder=triton fails (RuntimeError: no kernel image); training uses decoder=scan"
     assert note in capsys.readouterr().out
@@ -217,16 +249,21 @@ def test_a_run_goes_on_with_scan_after_a_failure_of_triton_and_keeps_it(
     assert run("run", settings + "epochs=2", "--resume") == 0 and chosen == ["triton"]
 
 
-ENGINE = RuntimeError("GET was unable to find an engine to execute this computation")
-
-
-def test_an_error_that_may_be_memory_is_so_if_a_smaller_batch_passes(monkeypatch):
+@pytest.mark.parametrize(
+    "message",
+    [
+        "GET was unable to find an engine to execute this computation",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "captures_underway.empty() INTERNAL ASSERT FAILED",
+    ],
+)
+def test_an_error_that_may_be_memory_is_so_if_a_smaller_batch_passes(monkeypatch, message):
     model, items = build(), [trial.blank(5, 6, 10)] * 4
 
     def fails_above(n: int):
         def forward(batch):
             if len(batch.indices) > n:
-                raise ENGINE
+                raise RuntimeError(message)
             return next(model.parameters()).sum()
 
         return forward
@@ -236,7 +273,7 @@ def test_an_error_that_may_be_memory_is_so_if_a_smaller_batch_passes(monkeypatch
         monkeypatch.setattr(model, "forward", fails_above(n))
         assert trial.largest_fitting(model, loss, Mock(), items) == n
     monkeypatch.setattr(model, "forward", fails_above(0))
-    with pytest.raises(RuntimeError, match="unable to find an engine"):
+    with pytest.raises(RuntimeError, match=re.escape(message)):
         trial.largest_fitting(model, loss, Mock(), items)
 
 

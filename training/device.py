@@ -51,7 +51,8 @@ def choose_device(hparams: HParams) -> torch.device:
 
 def _start_cuda(device: torch.device, precision: str) -> None:
     # Every batch has another shape, which would fragment memory in blocks of fixed sizes. Blocks
-    # that grow fail in WSL (PyTorch's issue 192330).
+    # that grow fail in WSL (PyTorch's issue 192330). By this name: PyTorch 2.8 to 2.11 warn that it
+    # is deprecated, but the new one does nothing in 2.9 (issue 183387).
     chosen = os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
     if not chosen and "microsoft" not in platform.release().lower():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"

@@ -124,16 +124,19 @@ class Steps(NamedTuple):
 def choose_decoder(
     model: Tacotron2, loss_function: Tacotron2Loss, dataset: MelDataset, plan: Sequence[np.ndarray]
 ) -> None:
-    """Makes the model use decoder=triton if its loss and gradient are those of scan, and it is
-    faster, on the largest batch of ``plan`` and on one of middle size; else scan, in all processes.
-    Prints which, and why. Leaves all else as it was."""
+    """Makes a model that uses decoder=triton go on with it if its loss and gradient are those of
+    scan, and it is faster, on the largest batch of ``plan`` and on one of middle size; else with
+    scan. All processes do the same. Prints which, and why. Leaves all else as it was."""
     decoder, lengths = model.decoder, np.array([clip.n_frames for clip in dataset.clips])
     by_size = sorted(plan, key=lambda batch: len(batch) * lengths[batch].max())
     batches = [[dataset[i] for i in indices] for indices in (by_size[len(plan) // 2], by_size[-1])]
-    note = faster_decoder(model, loss_function, batches)
+    note = ""
+    if not largest(decoder.implementation != "triton"):  # every process can use it
+        note = faster_decoder(model, loss_function, batches)
     if largest(decoder.implementation != "triton") and decoder.implementation == "triton":
         decoder.implementation, note = "scan", "decoder=scan, as other processes choose"
-    print(f"note: {note}")
+    if note:
+        print(f"note: {note}")
 
 
 def faster_decoder(
@@ -151,11 +154,11 @@ def faster_decoder(
                 try:
                     steps[name] = take_steps(model, loss_function, batch)
                 except Exception as error:
-                    if may_be_out_of_memory(error):
-                        break  # try_run will say what to set
-                    if name == "scan":
+                    if name == "triton":
+                        return fall_back_to_scan(decoder, error)
+                    if not may_be_out_of_memory(error):
                         raise
-                    return fall_back_to_scan(decoder, error)
+                    break  # try_run will say what to set
                 finally:
                     model.zero_grad()
                     free_cached_memory(device)
@@ -170,6 +173,8 @@ def faster_decoder(
             for name, taken in steps.items():
                 seconds[name] += taken.seconds
     decoder.implementation = min(seconds, key=seconds.__getitem__)
+    if not any(seconds.values()):
+        return "decoder=scan: batches do not fit in memory, so nothing was compared"
     times = " and ".join(f"{taken:.3f} s with {name}" for name, taken in seconds.items())
     return f"decoder={decoder.implementation} is the fastest: steps take {times}"
 
@@ -244,20 +249,18 @@ def try_shapes(
     validation: Iterable[tuple[int, int]],
 ) -> None:
     """Runs a few frames of each shape (B, T_in) that has CUDA graphs of its own: these are captured
-    now, and so are their failures, and their memory is seen. None has without decoder=triton.
+    now, and so are their failures, and their memory is seen. None has without decoder=triton. If
+    their memory runs out, the model uses scan, unless triton was asked for.
 
     Raises:
         UserError: memory runs out.
     """
-    hparams = model.hparams
+    hparams, decoder = model.hparams, model.decoder
     T_out = STEPS * hparams.n_frames_per_step
 
     def train(items: list[Item]) -> None:
-        if memory_error(model, loss_function, optimizer, items):
-            raise UserError(
-                "the CUDA graphs of all batches need more memory than there is; use decoder=scan, "
-                "or set a smaller batch_size"
-            )
+        if error := memory_error(model, loss_function, optimizer, items):
+            raise error
 
     @torch.no_grad()
     @full_precision()
@@ -265,10 +268,21 @@ def try_shapes(
         model.eval()
         model(collate(items, hparams.n_frames_per_step).to(next(model.parameters()).device))
 
+    graphs = [(train, shape) for shape in decoder.graph_shapes(training)]
+    graphs += [(validate, shape) for shape in decoder.graph_shapes(validation)]
     with unchanged(model):
-        for run, shapes in ((train, training), (validate, validation)):
-            for B, T_in in model.decoder.graph_shapes(shapes):
+        try:
+            for run, (B, T_in) in graphs:
                 with_fallback(model, run, [blank(T_in, T_out, hparams.n_mel_channels)] * B)
+        except (RuntimeError, MemoryError) as error:
+            if not may_be_out_of_memory(error):
+                raise
+            problem = "the CUDA graphs of all batches need more memory than there is"
+            if hparams.decoder != "auto":
+                raise UserError(
+                    f"{problem}; use decoder=scan, or set a smaller batch_size"
+                ) from None
+            print(f"note: {fall_back_to_scan(decoder, problem)}")
         model.train()
 
 
