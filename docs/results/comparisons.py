@@ -137,10 +137,10 @@ def change(
 ) -> list[float]:
     """Returns how much the loss changes, in percent, and the ends of its 95 % interval, from log
     losses paired by seed. ``n_joint`` intervals hold at once (Bonferroni). The ends are nan if the
-    residual has fewer than four degrees of freedom."""
+    residual has fewer than four degrees of freedom, and all is nan without a seed that has both."""
     differences = (after - before).dropna()
     half = np.nan
-    if df >= 4:
+    if df >= 4 and len(differences):
         half = t.ppf(1 - 0.025 / n_joint, df) * sd * np.sqrt(2 / len(differences))
     return [100 * np.expm1(differences.mean() + x) for x in (0, -half, half)]
 
