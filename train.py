@@ -200,10 +200,8 @@ class Run:
         self.is_decoder_open = self.model.decoder.implementation == "auto"
         with full_precision():
             batch = data_utils.short_batch(self.data.train_set, self.device)
-            if self.device.type == "cuda" and self.model.decoder.implementation in (
-                "auto",
-                "triton",
-            ):
+            decoder = self.model.decoder.implementation
+            if self.device.type == "cuda" and decoder in ("auto", "triton"):
                 print("checking the decoder; kernels compile, for about a minute the first time")
             for note in check_fast_path(self.model, batch):
                 print(f"note: {note}")

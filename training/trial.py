@@ -273,6 +273,8 @@ def try_shapes(
     with unchanged(model):
         try:
             for run, (B, T_in) in graphs:
+                if decoder.implementation != "triton":  # it has just failed
+                    break
                 with_fallback(model, run, [blank(T_in, T_out, hparams.n_mel_channels)] * B)
         except (RuntimeError, MemoryError) as error:
             if not may_be_out_of_memory(error):
