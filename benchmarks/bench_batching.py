@@ -1,10 +1,8 @@
-"""Compare two ways to deal an epoch's batches to several GPUs: by length, as deal_batches() does,
-and in turn. With --peers, compare the batches with those of other projects' samplers, as far as
-they are installed: docs/performance.md, "Beside other samplers".
+"""Compare an epoch's batches with those of other projects' samplers, as far as they are installed:
+docs/performance.md, "Beside other samplers".
 
-    python benchmarks/bench_batching.py
     pip install lhotse speechbrain transformers && pip install --no-deps fairseq espnet typeguard
-    python benchmarks/bench_batching.py --peers
+    python benchmarks/bench_batching.py
 """
 
 import platform
@@ -20,41 +18,15 @@ from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from batching import batch_statistics, deal_batches, plan_batches
+from batching import batch_statistics, plan_batches
 from cli import ArgumentParser, exit_on_user_error
 from corpus.lengths import ljspeech_lengths
 
 HOP_LENGTH = 276  # samples: 12.5 ms
-REPLICAS = (2, 4, 8)
 N_REPEATS = 11
 BATCH_SIZE = 16
 
 Planner = Callable[[int], list[Sequence[int]]]  # from an epoch's number to its batches
-
-
-def imbalance(costs: ndarray, steps: ndarray) -> float:
-    """Returns the largest cost of a step over the mean of its batches: how long a step takes, if
-    replicas wait for the slowest, over how long it could take."""
-    return float(np.mean(costs[steps].max(1) / costs[steps].mean(1)))
-
-
-def print_imbalance(lengths: ndarray) -> None:
-    print("\nLargest batch of a step / mean of the step, by padded size and by length:\n")
-    print(f"| Batching | Dealt | {' | '.join(f'{n} replicas' for n in REPLICAS)} |")
-    print("|---|---|" + "---:|" * len(REPLICAS))
-    for strategy, dynamic in (("RAND", False), ("SSB", False), ("SSB", True)):
-        plan = plan_batches(lengths, strategy, dynamic_batch_size=dynamic)
-        longest = np.array([lengths[batch].max() for batch in plan])
-        padded = longest * [len(batch) for batch in plan]
-        for how in ("in turn", "by length"):
-            cells = []
-            for n in REPLICAS:
-                steps = np.arange(len(plan) - len(plan) % n).reshape(-1, n)
-                if how == "by length":
-                    steps = deal_batches(lengths, plan, n)
-                cells.append(f"{imbalance(padded, steps):.3f}, {imbalance(longest, steps):.3f}")
-            name = strategy + "-DBS" * dynamic + "-BR" * (strategy != "RAND")
-            print(f"| {name} | {how} | {' | '.join(cells)} |")
 
 
 # Other projects' samplers, each with its settings in brackets
@@ -182,11 +154,10 @@ def print_peers(lengths: ndarray) -> None:
 
 def main() -> None:
     parser = ArgumentParser(description="Compare the batches of an epoch of LJSpeech.")
-    parser.add_argument("--peers", action="store_true", help="with other projects' samplers")
-    args = parser.parse_args()
+    parser.parse_args()
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}")
     lengths = np.random.default_rng([0, 1]).choice(ljspeech_lengths(HOP_LENGTH), 10_480, False)
-    (print_peers if args.peers else print_imbalance)(lengths)
+    print_peers(lengths)
 
 
 if __name__ == "__main__":
