@@ -45,8 +45,15 @@ def fresh_graphs(monkeypatch):
     monkeypatch.setattr(kernels, "B_MULTIPLE", 2)  # the interpreter is slow
     monkeypatch.setattr(kernels, "T_IN_MULTIPLE", 4)
     monkeypatch.setattr(kernels, "DEPTH", 16)  # so that sums have several parts
+    if not GPU:
+        set_steps(monkeypatch, 4)
     for cache in (kernels._graph, kernels._pool, kernels._stream):
         cache.cache_clear()
+
+
+def set_steps(monkeypatch, n: int) -> None:
+    monkeypatch.setattr(scan, "STEPS", n)
+    monkeypatch.setattr(kernels, "STEPS", n)
 
 
 @pytest.fixture
@@ -260,6 +267,7 @@ def test_no_program_touches_what_another_writes_nor_loads_what_it_has_stored(mon
     monkeypatch.setattr(kernels, "MAX_ROWS", 16)  # so that each launch has several programs
     monkeypatch.setattr(kernels, "CHARACTERS", 4)
     monkeypatch.setattr(kernels, "WIDE", 16)
+    set_steps(monkeypatch, 2)
     inputs = arguments(2, 20, 20)
     accesses = Accesses(monkeypatch)
     outputs = decode(inputs, kernels)
@@ -299,6 +307,7 @@ def test_the_kernels_are_chosen_on_a_gpu_that_can_and_never_end_a_run(monkeypatc
 
 def test_triton_agrees_with_scan_on_real_batches(monkeypatch):
     """So that only its speed decides; in the interpreter it has none."""
+    monkeypatch.setattr(trial, "N_STEPS", 2)
     model = build().to(DEVICE)
     items = [trial.blank(T_in, 9, model.hparams.n_mel_channels) for T_in in (5, 3, 4)]
     note = trial.faster_decoder(model, Tacotron2Loss(), (items[:1], items))
