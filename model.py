@@ -380,14 +380,13 @@ class Decoder(nn.Module):
         decoder_mask: Tensor | None,
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the same by scan or decoder.triton. The second LSTM comes last, since nothing
-        before depends on it."""
+        """Returns the same by scan or decoder.triton."""
         fast = recurrences(self.implementation)
         rnn, layer = self.attention_rnn, self.attention_layer
         of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
         conv = layer.location_layer.location_conv.conv.weight  # (n_filters, 2, kernel_size)
         dense = layer.location_layer.location_dense.linear_layer.weight  # (D_attention, n_filters)
-        features, context, alignment = fast.attend(
+        return fast.decode(
             frames,
             memory,
             keys,
@@ -398,21 +397,13 @@ class Decoder(nn.Module):
             layer.query_layer.linear_layer.weight,
             torch.einsum("af,fck->ack", dense, conv),  # two linear layers as one
             layer.v.linear_layer.weight[0],
-            mask=attention_mask,
-            scale=1 / (1 - self.p_attention_dropout),
+            self.decoder_rnn.weight_ih,
+            self.decoder_rnn.weight_hh,
+            self.decoder_rnn.bias_ih + self.decoder_rnn.bias_hh,
+            masks=(attention_mask, decoder_mask),
+            scales=(1 / (1 - self.p_attention_dropout), 1 / (1 - self.p_decoder_dropout)),
             dtype=dtype,
         )
-        rnn = self.decoder_rnn
-        hidden = fast.lstm(
-            features,
-            rnn.weight_ih,
-            rnn.weight_hh,
-            rnn.bias_ih + rnn.bias_hh,
-            mask=decoder_mask,
-            scale=1 / (1 - self.p_decoder_dropout),
-            dtype=dtype,
-        )
-        return hidden, context, alignment
 
 
 class Postnet(nn.Module):

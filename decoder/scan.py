@@ -6,7 +6,8 @@ previous step is one matrix product over all frames. Two recurrences remain:
     lstm     an LSTM with dropout of the state that it carries on (``nn.LSTM`` cannot do this)
     attend   an LSTM and location-sensitive attention, each feeding the other
 
-Each is an ``autograd.Function`` without parameters of its own. Forward saves the activated gates,
+:func:`lstm` is the first alone, :func:`decode` the second and, on its outputs, the first. Both are
+an ``autograd.Function`` without parameters of its own. Forward saves the activated gates,
 cells, outputs and attention weights. Backward recomputes the attention energies, and turns the
 gates into coefficients of their derivatives, a few steps at a time. Its loop then computes only the
 gradients of the gates, in place. Each large weight gets its gradient from one product over all
@@ -21,7 +22,8 @@ Shapes: T steps (decoder frames or encoder characters), B clips, T_in characters
 E encoder features, A attention features, W characters in a location filter.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +32,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 STEPS = 8  # steps per call of run()
-SEGMENT = 64  # steps whose gates are in memory at a time when there is no backward
+SEGMENT = 64  # steps that one product adds the inputs' part of the gates for
 FEW_ROWS = 256  # up to this many, a plain product on a CPU is faster transposed
 
 
@@ -41,6 +43,7 @@ class Loops(NamedTuple):
     lstm_backward: Callable[..., Callable[..., None]]
     attend_forward: Callable[..., Callable[..., None]]
     attend_backward: Callable[..., Callable[..., None]]
+    beside: Callable[..., Callable[..., None]] | None = None  # makes one ``run`` of two
 
 
 class Constants(NamedTuple):
@@ -114,11 +117,10 @@ def lstm(
         (T, B, H)
     """
     inputs = (x, weight_ih, weight_hh, bias)
-    options = mask, scale, dtype or x.dtype, loops or LOOPS, _needs_grad(inputs)
-    return _LSTM.apply(*inputs, *options)
+    return _LSTM.apply(*inputs, mask, scale, dtype or x.dtype, _needs_grad(inputs))
 
 
-def attend(
+def decode(
     x: Tensor,
     memory: Tensor,
     keys: Tensor,
@@ -129,15 +131,17 @@ def attend(
     query: Tensor,
     location: Tensor,
     v: Tensor,
-    mask: Tensor | None = None,
-    scale: float = 1.0,
+    *lstm_weights: Tensor,
+    masks: Sequence[Tensor | None] = (None, None),
+    scales: tuple[float, float] = (1.0, 1.0),
     dtype: torch.dtype | None = None,
     loops: Loops | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs an LSTM that reads the last context, and attention with its output as the query.
+    """Runs an LSTM that reads the last context, attention with its output as the query, and an LSTM
+    that reads both.
 
     Args:
-        x: (T, B, D), the LSTM's inputs without the context
+        x: (T, B, D), the first LSTM's inputs without the context
         memory: (B, T_in, E)
         keys: (B, T_in, A)
         padding: (B, T_in), True beyond a text's end
@@ -147,15 +151,18 @@ def attend(
         query: (A, H)
         location: (A, 2, W), filters over the last weights and over their sum so far
         v: (A,)
-        mask, scale, dtype, loops: as for :func:`lstm`
+        lstm_weights: those of the second LSTM, as for :func:`lstm`, with D = H + E
+        masks, scales: of the first and of the second LSTM, as for :func:`lstm`
+        dtype: as for :func:`lstm`
+        loops: None: those of this file
 
     Returns:
-        hidden state and context, concatenated (T, B, H + E); the context alone (T, B, E); the
-        attention weights (T, B, T_in)
+        the second LSTM's hidden state (T, B, H); the context (T, B, E); the attention weights
+        (T, B, T_in)
     """
-    inputs = (x, memory, keys, weight_ih, recurrent, bias, query, location, v)
-    options = padding, mask, scale, dtype or x.dtype, loops or LOOPS, _needs_grad(inputs)
-    return _Attend.apply(*inputs, *options)
+    inputs = (x, memory, keys, weight_ih, recurrent, bias, query, location, v, *lstm_weights)
+    options = padding, *masks, scales, dtype or x.dtype, loops or LOOPS, _needs_grad(inputs)
+    return _Decode.apply(*inputs, *options)
 
 
 # The LSTM
@@ -163,49 +170,40 @@ def attend(
 
 class _LSTM(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x, weight_ih, weight_hh, bias, mask, scale, dtype, loops, save
-    ) -> Tensor:  # fmt: skip
-        T, B, H = x.size(0), x.size(1), weight_hh.size(1)
+    def forward(ctx: Any, x, weight_ih, weight_hh, bias, mask, scale, dtype, save) -> Tensor:
         weight_ih, weight_hh = weight_ih.to(dtype), weight_hh.to(dtype)
-        hidden = x.new_empty(T + 1, B, H)  # row t + 1: after step t
-        hidden[0] = 0
-        run = loops.lstm_forward(weight_hh, B, scale)
-        for start, gates, cell in _segments(x, weight_ih, bias, H, save):
-            for i in range(0, len(gates), STEPS):
-                t = start + i
-                run(
-                    gates[i : i + STEPS],
-                    cell[i : i + STEPS + 1],
-                    hidden[t : t + STEPS + 1],
-                    _slice(mask, t),
-                )
+        hidden = _first_zero(x, weight_hh.size(1))
+        gates, cell = _room(x, weight_hh.size(1), save)
+        run = _lstm_forward(weight_hh, x.size(1), scale)
+        for tensors in _chunks(x, weight_ih, bias, gates, cell, [hidden], mask):
+            run(*tensors)
         if save:
             ctx.save_for_backward(x, weight_ih, weight_hh, mask, gates, cell, hidden)
-            ctx.options = scale, loops
+            ctx.scale = scale
         return hidden[1:]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_hidden: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_ih, weight_hh, mask, gates, cell, hidden = ctx.saved_tensors
-        (T, B, _), (scale, loops) = x.shape, ctx.options
         d_gates = gates.clone() if _may_run_again() else gates
-        d_next, d_cell = torch.zeros_like(gates[0]), torch.zeros_like(cell[0])
-        run = loops.lstm_backward(weight_hh, B, scale)
-        for t in reversed(range(0, T, STEPS)):
-            run(
-                d_gates[t : t + STEPS],
-                d_next,
-                d_cell,
-                cell[t : t + STEPS + 1],
-                _slice(mask, t),
-                d_hidden[t : t + STEPS],
-            )
+        run = _lstm_backward(weight_hh, x.size(1), ctx.scale)
+        for tensors in _lstm_backward_chunks(d_gates, cell, mask, d_hidden):
+            run(*tensors)
         d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(weight_hh.dtype)
         d_x, d_weight_ih = _input_gradients(ctx, d_gates, x, weight_ih)
         d_weight_hh = _weight_gradient(d_gates, hidden[:-1])
-        return d_x, d_weight_ih, d_weight_hh, d_bias, *[None] * 5
+        return d_x, d_weight_ih, d_weight_hh, d_bias, *[None] * 4
+
+
+def _lstm_backward_chunks(
+    d_gates: Tensor, cell: Tensor, mask: Tensor | None, d_hidden: Tensor
+) -> Iterator[tuple[Tensor | None, ...]]:
+    """Yields the arguments of ``run`` for STEPS steps at a time, from the last."""
+    d_next, d_cell = torch.zeros_like(d_gates[0]), torch.zeros_like(cell[0])
+    for t in reversed(range(0, len(d_gates), STEPS)):
+        tensors = cell[t : t + STEPS + 1], _slice(mask, t), _slice(d_hidden, t)
+        yield d_gates[t : t + STEPS], d_next, d_cell, *tensors
 
 
 def _lstm_forward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None]:
@@ -245,52 +243,57 @@ def _lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., Non
     return run
 
 
-# The LSTM with attention
+# The decoder: an LSTM with attention, and another LSTM
 
 
-class _Attend(torch.autograd.Function):
+class _Decode(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x, memory, keys, weight_ih, recurrent, bias, query, location, v, padding, mask,
-        scale, dtype, loops, save,
+        ctx: Any, x, memory, keys, weight_ih, recurrent, bias, query, location, v, lstm_ih, lstm_hh,
+        lstm_bias, padding, mask, lstm_mask, scales, dtype, loops, save,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        (T, B, _), T_in, H = x.shape, memory.size(1), query.size(1)
         weight_ih, recurrent = weight_ih.to(dtype), recurrent.to(dtype)
-        margin = location.size(2) // 2
-        features = x.new_empty(T + 1, B, recurrent.size(1))  # row t + 1: after step t
-        features[0] = 0
+        lstm_ih, lstm_hh = lstm_ih.to(dtype), lstm_hh.to(dtype)
+        (T, B, _), T_in, H, margin = x.shape, memory.size(1), query.size(1), location.size(2) // 2
+        features = _first_zero(x, recurrent.size(1))
+        hidden = _first_zero(x, lstm_hh.size(1))
         # Attention weights and their sums so far, with a margin for the filters on both sides.
         past = x.new_zeros(T + 1, B, 2, T_in + 2 * margin)
+        gates, cell = _room(x, H, save)
+        lstm_gates, lstm_cell = _room(x, lstm_hh.size(1), save)
         constants = Constants(memory, keys, padding, recurrent, query, location, v)
-        run = loops.attend_forward(constants, scale)
-        for start, gates, cell in _segments(x, weight_ih, bias, H, save):
-            for i in range(0, len(gates), STEPS):
-                t = start + i
-                run(
-                    gates[i : i + STEPS],
-                    cell[i : i + STEPS + 1],
-                    features[t : t + STEPS + 1],
-                    past[t : t + STEPS + 1],
-                    _slice(mask, t),
-                )
+        _run_both(
+            loops,
+            loops.attend_forward(constants, scales[0]),
+            _chunks(x, weight_ih, bias, gates, cell, [features, past], mask),
+            loops.lstm_forward(lstm_hh, B, scales[1]),
+            _chunks(features[1:], lstm_ih, lstm_bias, lstm_gates, lstm_cell, [hidden], lstm_mask),
+            T,
+        )
         if save:
-            ctx.save_for_backward(x, weight_ih, *constants, mask, gates, cell, features, past)
-            ctx.options = scale, loops
+            of_lstm = lstm_ih, lstm_hh, lstm_mask, lstm_gates, lstm_cell, hidden
+            ctx.save_for_backward(
+                x, weight_ih, *constants, mask, gates, cell, features, past, *of_lstm
+            )
+            ctx.options = scales, loops
             ctx.set_materialize_grads(False)
-        return features[1:], features[1:, :, H:], past[1:, :, 0, margin : margin + T_in]
+        return hidden[1:], features[1:, :, H:], past[1:, :, 0, margin : margin + T_in]
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any,
-        d_features: Tensor | None,
+        d_hidden: Tensor | None,
         d_contexts: Tensor | None,
         d_weights: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        x, weight_ih, *constants, mask, gates, cell, features, past = ctx.saved_tensors
-        constants, (scale, loops) = Constants(*constants), ctx.options
+        x, weight_ih, *constants, mask, gates, cell, features, past = ctx.saved_tensors[:-6]
+        lstm_ih, lstm_hh, lstm_mask, lstm_gates, lstm_cell, hidden = ctx.saved_tensors[-6:]
+        constants, (scales, loops) = Constants(*constants), ctx.options
         (T, B, _), (A, H) = x.shape, constants.query.shape
-        d_gates = gates.clone() if _may_run_again() else gates
+        d_gates, d_lstm_gates = (
+            tensor.clone() if _may_run_again() else tensor for tensor in (gates, lstm_gates)
+        )
         d_query = x.new_empty(T, B, A)
         d_past = x.new_zeros(B, 2, constants.memory.size(1))
         carried = torch.zeros_like(gates[0]), torch.zeros_like(cell[0]), d_past
@@ -298,26 +301,41 @@ class _Attend(torch.autograd.Function):
             torch.zeros_like(tensor)
             for tensor in (constants.memory, constants.keys, constants.location, constants.v)
         ]
-        run = loops.attend_backward(constants, scale)
-        for t in reversed(range(0, T, STEPS)):
-            outputs = (_slice(d, t) for d in (d_features, d_contexts, d_weights))
-            run(
-                Gradients(
-                    d_gates[t : t + STEPS], d_query[t : t + STEPS], *carried, *sums, *outputs
-                ),
-                Saved(
-                    cell[t : t + STEPS + 1],
-                    features[t + 1 : t + STEPS + 1],
-                    past[t : t + STEPS + 1],
-                    _slice(mask, t),
-                ),
-            )
-        d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(constants.recurrent.dtype)
+
+        def chunks() -> Iterator[tuple[Tensor | None, ...]]:
+            multiply = multiplier(lstm_ih.t(), SEGMENT * B)
+            for start in reversed(range(0, T, SEGMENT)):
+                d_features = multiply(d_lstm_gates[start : start + SEGMENT]).to(x.dtype)
+                for i in reversed(range(0, len(d_features), STEPS)):
+                    t = start + i
+                    yield (
+                        *(d_gates[t : t + STEPS], d_query[t : t + STEPS], *carried, *sums),
+                        *(_slice(d_features, i), _slice(d_contexts, t), _slice(d_weights, t)),
+                        *(cell[t : t + STEPS + 1], features[t + 1 : t + STEPS + 1]),
+                        *(past[t : t + STEPS + 1], _slice(mask, t)),
+                    )
+
+        if d_hidden is None:
+            d_hidden = torch.zeros_like(hidden[1:])
+        _run_both(
+            loops,
+            loops.lstm_backward(lstm_hh, B, scales[1]),
+            _lstm_backward_chunks(d_lstm_gates, lstm_cell, lstm_mask, d_hidden),
+            loops.attend_backward(constants, scales[0]),
+            chunks(),
+            T,
+        )
+        d_bias, d_lstm_bias = d_gates.sum((0, 1)), d_lstm_gates.sum((0, 1))
+        d_gates, d_lstm_gates = d_gates.to(lstm_hh.dtype), d_lstm_gates.to(lstm_hh.dtype)
         d_x, d_weight_ih = _input_gradients(ctx, d_gates, x, weight_ih)
         d_recurrent = _weight_gradient(d_gates, features[:-1])
         d_weight_query = _weight_gradient(d_query, features[1:, :, :H])
-        gradients = d_x, d_memory, d_keys, d_weight_ih, d_recurrent, d_bias, d_weight_query
-        return *gradients, d_location, d_v, *[None] * 6
+        d_lstm_ih = _weight_gradient(d_lstm_gates, features[1:])
+        d_lstm_hh = _weight_gradient(d_lstm_gates, hidden[:-1])
+        return (
+            *(d_x, d_memory, d_keys, d_weight_ih, d_recurrent, d_bias, d_weight_query, d_location),
+            *(d_v, d_lstm_ih, d_lstm_hh, d_lstm_bias, *[None] * 7),
+        )
 
 
 def _attend_forward(constants: Constants, scale: float) -> Callable[..., None]:
@@ -360,8 +378,9 @@ def attend_backward(
     unlocate = multiplier(filters.t(), STEPS * B * T_in)
     steps = (make_steps or _attend_backward_steps)(memory, recurrent, query, margin)
 
-    def run(gradients: Gradients, saved: Saved) -> None:
-        """Adds n steps to ``gradients``."""
+    def run(*tensors: Tensor | None) -> None:
+        """Adds n steps to gradients; the arguments are those of Gradients and then of Saved."""
+        gradients, saved = Gradients(*tensors[:12]), Saved(*tensors[12:])
         # The energies, tanh(...) @ v, again; and their derivatives, without the softmax.
         n, features = len(saved.features), saved.features
         windows = _windows(saved.past[:n], T_in)  # (n * B * T_in, 2W)
@@ -597,22 +616,63 @@ def _weight_gradient(d_output: Tensor, x: Tensor) -> Tensor:
 # Loops
 
 
-def _segments(
-    x: Tensor, weight_ih: Tensor, bias: Tensor, H: int, save: bool
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yields first step, the inputs' part of the gates (n, B, 4H), and cells (n + 1, B, H) with
-    the first row set: for all steps at once if backward needs them, otherwise in segments.
-    """
-    T, B, _ = x.shape
-    n = T if save else SEGMENT
-    multiply = multiplier(weight_ih, n * B)
-    last = x.new_zeros(B, H)
-    for start in range(0, T, n):
-        gates = multiply(x[start : start + n], bias).to(x.dtype)
-        cell = x.new_empty(len(gates) + 1, B, H)
-        cell[0] = last
-        yield start, gates, cell
-        last = cell[-1]
+def _first_zero(x: Tensor, size: int) -> Tensor:
+    """Allocates (T + 1, B, size), whose row t + 1 is that after step t; the first is zero."""
+    states = x.new_empty(len(x) + 1, x.size(1), size)
+    states[0] = 0
+    return states
+
+
+def _room(x: Tensor, H: int, save: bool) -> tuple[Tensor, Tensor]:
+    """Allocates gates (n, B, 4H) and cells (n + 1, B, H), the first row zero: n is T if backward
+    needs them, otherwise at most SEGMENT."""
+    gates = x.new_empty(len(x) if save else min(len(x), SEGMENT), x.size(1), 4 * H)
+    return gates, _first_zero(gates, H)
+
+
+def _chunks(
+    x: Tensor,
+    weight_ih: Tensor,
+    bias: Tensor,
+    gates: Tensor,
+    cell: Tensor,
+    states: Sequence[Tensor],
+    mask: Tensor | None,
+) -> Iterator[tuple[Tensor | None, ...]]:
+    """Yields the arguments of ``run`` for STEPS steps at a time: gates, with the inputs' part, and
+    cells; states, one row more than steps; the mask. Reads x (T, B, D) a SEGMENT at a time."""
+    multiply = multiplier(weight_ih, SEGMENT * x.size(1))
+    for start in range(0, len(x), SEGMENT):
+        part = multiply(x[start : start + SEGMENT], bias)
+        first = start if len(gates) == len(x) else 0
+        if start and not first:
+            cell[0] = cell[SEGMENT]
+        gates[first : first + len(part)] = part
+        for i in range(0, len(part), STEPS):
+            n, here, t = min(STEPS, len(part) - i), first + i, start + i
+            rows = (state[t : t + n + 1] for state in states)
+            yield gates[here : here + n], cell[here : here + n + 1], *rows, _slice(mask, t)
+
+
+def _run_both(
+    loops: Loops,
+    first: Callable[..., None],
+    chunks: Iterable[tuple],
+    second: Callable[..., None],
+    later_chunks: Iterable[tuple],
+    T: int,
+) -> None:
+    """Runs two loops, of which the second reads what the first wrote: on a GPU beside each other, a
+    SEGMENT later, otherwise one after the other."""
+    both = loops.beside and loops.beside(first, second)
+    later_chunks = chain(repeat(None, -(-(SEGMENT if both else T) // STEPS)), later_chunks)
+    for here, later in zip_longest(chunks, later_chunks):
+        if here and later:
+            both(*here, *later)
+        elif here:
+            first(*here)
+        elif later:
+            second(*later)
 
 
 def _slice(tensor: Tensor | None, t: int) -> Tensor | None:

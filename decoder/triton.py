@@ -1,14 +1,15 @@
 """The recurrences of scan as fused Triton kernels, for NVIDIA GPUs: eleven launches a frame.
 
-scan computes the large products over many frames, before, between and after its loops. Here
-are the loops alone: four kernels a frame for ``attend`` and one for ``lstm``, four and two in
-backward. Sums are in float32, in an order that does not depend on the other clips of the batch.
+scan computes the large products over many frames, between and after its loops. Here are the loops
+alone: four kernels a frame for ``attend`` and one for ``lstm``, four and two in backward. Sums are
+in float32, in an order that does not depend on the other clips of the batch.
 
 A GPU is not filled by a product with few columns. So each program adds up a part of the terms, and
 the kernel that needs the sums adds the parts in their order.
 
 On a GPU, the kernels of a few frames are captured in a CUDA graph, once per shape, so that they are
-not launched one by one.
+not launched one by one. A graph has two branches: the second LSTM runs a SEGMENT of frames behind
+attention, and attention's backward a SEGMENT behind the LSTM's. They share no memory.
 
 A kernel that writes where it reads has a barrier before its first store: several of its threads may
 load one value.
@@ -20,8 +21,8 @@ scan's.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,39 +38,31 @@ DEPTH = 64  # terms of a sum that a program reads at a time
 MAX_ROWS = 32  # clips of a program's block
 PROGRAMS = 128  # at most, of a product, for each block of clips: about as many as processors
 B_MULTIPLE, T_IN_MULTIPLE = 8, 32  # shapes are rounded up to these: fewer CUDA graphs
-MAX_GRAPHS = 512  # LJSpeech with dynamic batch sizes needs 62, with larger batches up to 138
+MAX_GRAPHS = 512  # LJSpeech with dynamic batch sizes needs about 110, with batch_size=64 180
 
 
-def lstm(x: Tensor, *weights: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
-    """Does what :func:`scan.lstm` does."""
-    T, B, _ = x.shape
-    pad = (0, 0, 0, -B % B_MULTIPLE, 0, -T % STEPS)
-    x, mask = F.pad(x, pad), mask if mask is None else F.pad(mask, pad)
-    return scan.lstm(x, *weights, mask=mask, loops=LOOPS, **options)[:T, :B]
-
-
-def attend(
+def decode(
     x: Tensor,
     memory: Tensor,
     keys: Tensor,
     padding: Tensor,
     *weights: Tensor,
-    mask: Tensor | None = None,
+    masks: Sequence[Tensor | None] = (None, None),
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Does what :func:`scan.attend` does."""
+    """Does what :func:`scan.decode` does."""
     (T, B, _), T_in = x.shape, memory.size(1)
     pad_B, pad_T_in = -B % B_MULTIPLE, -T_in % T_IN_MULTIPLE
     pad = (0, 0, 0, pad_B, 0, -T % STEPS)
-    x, mask = F.pad(x, pad), mask if mask is None else F.pad(mask, pad)
+    x, *masks = (tensor if tensor is None else F.pad(tensor, pad) for tensor in (x, *masks))
     pad_text = (0, 0, 0, pad_T_in, 0, pad_B)
     memory, keys = (F.pad(tensor, pad_text).contiguous() for tensor in (memory, keys))
     # Added clips are not marked as padding: softmax over nothing would be NaN.
     padding = F.pad(F.pad(padding, (0, pad_T_in), value=True), (0, 0, 0, pad_B), value=False)
-    features, contexts, alignment = scan.attend(
-        x, memory, keys, padding, *weights, mask=mask, loops=LOOPS, **options
+    hidden, contexts, alignment = scan.decode(
+        x, memory, keys, padding, *weights, masks=masks, loops=LOOPS, **options
     )
-    return features[:T, :B], contexts[:T, :B], alignment[:T, :B, :T_in]
+    return hidden[:T, :B], contexts[:T, :B], alignment[:T, :B, :T_in]
 
 
 def graph_shapes(shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -86,24 +79,24 @@ def graph_shapes(shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def lstm_forward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None]:
-    return _captured(_lstm_forward, (_by_unit(weight_hh),), scale, 3)
+    return _Captured(_lstm_forward, (_by_unit(weight_hh),), scale, 4, range(3))
 
 
 def lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None]:
-    return _captured(_lstm_backward, (weight_hh,), scale, 3)
+    return _Captured(_lstm_backward, (weight_hh,), scale, 6, range(3))
 
 
 def attend_forward(constants: Constants, scale: float) -> Callable[..., None]:
     constants = constants._replace(
         recurrent=_by_unit(constants.recurrent), query=constants.query.t().contiguous()
     )
-    return _captured(_attend_forward, constants, scale, 4)
+    return _Captured(_attend_forward, constants, scale, 5, range(4))
 
 
 def attend_backward(constants: Constants, scale: float) -> Callable[..., None]:
-    n_written = Gradients._fields.index("features")
-    run = _captured(_attend_backward, constants, scale, n_written)
-    return lambda gradients, saved: run(*gradients, *saved)
+    n_tensors = len(Gradients._fields) + len(Saved._fields)
+    written = range(Gradients._fields.index("features"))
+    return _Captured(_attend_backward, constants, scale, n_tensors, written)
 
 
 def _lstm_forward(weight_hh: Tensor, scale: float) -> Callable[..., None]:
@@ -193,12 +186,46 @@ def _attend_backward_steps(
 
 def _attend_backward(*arguments: Any) -> Callable[..., None]:
     *constants, scale = arguments
-    run = scan.attend_backward(Constants(*constants), scale, _attend_backward_steps)
-    n = len(Gradients._fields)
-    return lambda *tensors: run(Gradients(*tensors[:n]), Saved(*tensors[n:]))
+    return scan.attend_backward(Constants(*constants), scale, _attend_backward_steps)
 
 
-LOOPS = Loops(lstm_forward, lstm_backward, attend_forward, attend_backward)
+def beside(first: "_Captured", second: "_Captured") -> Callable[..., None]:
+    """Makes one ``run`` of two that share no tensor; it takes the arguments of both."""
+    n = len(first.constants)
+    together = _Beside(first.prepare, second.prepare, n, first.n_tensors)
+    written = *first.written, *(first.n_tensors + i for i in second.written)
+    constants, scales = (*first.constants, *second.constants), (first.scale, second.scale)
+    return _Captured(together, constants, scales, first.n_tensors + second.n_tensors, written)
+
+
+class _Beside(NamedTuple):
+    """Prepares two runs in two branches."""
+
+    first: Callable[..., Callable[..., None]]
+    second: Callable[..., Callable[..., None]]
+    n_constants: int  # of the first
+    n_tensors: int
+
+    def __call__(self, *arguments: Any) -> Callable[..., None]:
+        *constants, scales = arguments
+        first = self.first(*constants[: self.n_constants], scales[0])
+        second = self.second(*constants[self.n_constants :], scales[1])
+
+        def run(*tensors: Tensor | None) -> None:
+            branches = (
+                partial(first, *tensors[: self.n_tensors]),
+                partial(second, *tensors[self.n_tensors :]),
+            )
+            if constants[0].is_cuda:
+                _in_two_streams(*branches)
+            else:
+                for branch in branches:
+                    branch()
+
+        return run
+
+
+LOOPS = Loops(lstm_forward, lstm_backward, attend_forward, attend_backward, beside)
 
 
 # Launches
@@ -285,27 +312,34 @@ _blocks = triton.cdiv
 # CUDA graphs
 
 
-def _captured(
-    prepare: Callable[..., Callable[..., None]],
-    constants: Sequence[Tensor],
-    scale: float,
-    n_written: int,
-) -> Callable[..., None]:
-    """Wraps the ``run`` that ``prepare(*constants, scale)`` makes, on a GPU in a CUDA graph. It
-    writes to its first ``n_written`` tensors."""
-    ready = None
+class _Captured:
+    """The ``run`` that ``prepare(*constants, scale)`` makes, on a GPU in a CUDA graph. It takes
+    ``n_tensors``, and writes to those with the indices ``written``."""
 
-    def run(*tensors: Tensor | None) -> None:
-        nonlocal ready
-        if ready is None:
+    def __init__(
+        self,
+        prepare: Callable[..., Callable[..., None]],
+        constants: Sequence[Tensor],
+        scale: Any,
+        n_tensors: int,
+        written: Iterable[int],
+    ) -> None:
+        self.prepare, self.constants, self.scale = prepare, constants, scale
+        self.n_tensors, self.written = n_tensors, tuple(written)
+        self.graph = None
+
+    def __call__(self, *tensors: Tensor | None) -> None:
+        if self.graph is None:
             specs = [
-                x if x is None else (x.shape, x.dtype, x.device) for x in (*constants, *tensors)
+                x if x is None else (x.shape, x.dtype, x.device)
+                for x in (*self.constants, *tensors)
             ]
-            ready = _graph(_precision(), prepare, scale, len(constants), n_written, *specs)
-            ready.load(constants)
-        ready(*tensors)
-
-    return run
+            n_constants = len(self.constants)
+            self.graph = _graph(
+                _precision(), self.prepare, self.scale, n_constants, self.written, *specs
+            )
+            self.graph.load(self.constants)
+        self.graph(*tensors)
 
 
 class _Graph:
@@ -315,14 +349,14 @@ class _Graph:
         self,
         precision: str,  # which captured products keep
         prepare: Callable[..., Callable[..., None]],
-        scale: float,
+        scale: Any,
         n_constants: int,
-        n_written: int,
+        written: tuple[int, ...],
         *specs: tuple | None,
     ) -> None:
         buffers = [spec and _buffer(i, *spec) for i, spec in enumerate(specs)]
         self.constants, self.tensors = buffers[:n_constants], buffers[n_constants:]
-        self.prepare, self.scale, self.n_written = prepare, scale, n_written
+        self.prepare, self.scale, self.written = prepare, scale, written
         self.run = prepare(*self.constants, scale)  # it may own buffers, too
         self.graph = self._capture() if self.constants[0].is_cuda else None
 
@@ -337,11 +371,11 @@ class _Graph:
             self.run(*self.tensors)
         else:
             self.graph.replay()
-        _copy(tensors[: self.n_written], self.tensors[: self.n_written])
+        _copy(*([source[i] for i in self.written] for source in (tensors, self.tensors)))
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         """Captures a graph of ``run``. Raises :class:`CaptureError` if that fails."""
-        current, stream, graph = torch.cuda.current_stream(), _stream(), torch.cuda.CUDAGraph()
+        current, stream, graph = torch.cuda.current_stream(), _stream(0), torch.cuda.CUDAGraph()
         stream.wait_stream(current)
         # Not by torch.cuda.graph(), which synchronises and empties the caches for each of them.
         with torch.cuda.stream(stream):
@@ -405,10 +439,21 @@ def _pool() -> Any:
     return torch.cuda.graph_pool_handle()
 
 
-@lru_cache(maxsize=1)
-def _stream() -> torch.cuda.Stream:
-    """Returns the stream on which all graphs are captured: libraries keep memory for each one."""
+@lru_cache(maxsize=2)
+def _stream(branch: int) -> torch.cuda.Stream:
+    """Returns the stream in which all graphs' first or second branches are captured: libraries keep
+    memory for each one."""
     return torch.cuda.Stream()
+
+
+def _in_two_streams(first: Callable[[], None], second: Callable[[], None]) -> None:
+    """Runs both beside each other; what follows waits for both."""
+    current, side = torch.cuda.current_stream(), _stream(1)
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        second()
+    first()
+    current.wait_stream(side)
 
 
 # Kernels

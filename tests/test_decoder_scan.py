@@ -38,14 +38,11 @@ def arguments(T: int, B: int = 3, H: int = 3, dtype: torch.dtype = F64) -> list[
 
 
 def decode(inputs: Sequence[Tensor], recurrences=scan, **options) -> tuple[Tensor, Tensor, Tensor]:
-    """``lstm`` after ``attend``, as in the decoder, for texts of 6, 4, 2, 6, 4, 2, ... characters:
-    hidden states, contexts and attention weights."""
+    """Decodes texts of 6, 4, 2, 6, 4, 2, ... characters."""
     x, memory, keys, *parameters = inputs
     lengths = T_IN - 2 * (torch.arange(x.size(1)) % 3)
     padding = (torch.arange(T_IN) >= lengths[:, None]).to(x.device)
-    sequences = x, memory, keys, padding
-    features, contexts, weights = recurrences.attend(*sequences, *parameters[:6], **options)
-    return recurrences.lstm(features, *parameters[6:], **options), contexts, weights
+    return recurrences.decode(x, memory, keys, padding, *parameters, **options)
 
 
 # The recurrences alone
@@ -54,7 +51,8 @@ def decode(inputs: Sequence[Tensor], recurrences=scan, **options) -> tuple[Tenso
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("T", [1, STEPS + 3])
 def test_gradients_are_finite_differences(T, masked):
-    options = {"mask": torch.rand(T, 3, 3) > 0.3 if masked else None, "scale": 1.4}
+    masks = [torch.rand(T, 3, 3) > 0.3 if masked else None for _ in range(2)]
+    options = {"masks": masks, "scales": (1.4, 1.6)}
     inputs = arguments(T)
     assert gradcheck(lambda *inputs: decode(inputs, **options), inputs, fast_mode=T > 1)
 

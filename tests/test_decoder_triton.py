@@ -52,7 +52,8 @@ def fresh_graphs(monkeypatch):
 
 
 def set_steps(monkeypatch, n: int) -> None:
-    monkeypatch.setattr(scan, "STEPS", n)
+    for name in ("STEPS", "SEGMENT"):
+        monkeypatch.setattr(scan, name, n)
     monkeypatch.setattr(kernels, "STEPS", n)
 
 
@@ -138,9 +139,9 @@ def test_bf16_rounds_the_products_with_lstm_weights_alone():
 
 
 def test_graphs_of_one_precision_are_not_used_in_another():
-    for allowed, n_made in ((False, 2), (True, 4), (False, 4)):
+    for allowed, n_made in ((False, 3), (True, 6), (False, 6)):  # one has both recurrences
         torch.backends.cuda.matmul.allow_tf32 = allowed
-        decode(arguments(5), kernels)
+        decode(arguments(scan.SEGMENT + 1), kernels)
         assert kernels._graph.cache_info().misses == n_made
 
 
@@ -151,17 +152,17 @@ def test_graphs_of_all_shapes_share_the_memory_of_the_largest(graphs):
         sum(output.sum() for output in decode(arguments(2, B), kernels)).backward()
         buffers = [buffer for graph in graphs for buffer in (*graph.constants, *graph.tensors)]
         memory.append({b.untyped_storage().data_ptr() for b in buffers if b is not None})
-    assert len(graphs) == 3 * 4  # two loops, forward and backward
+    assert len(graphs) == 3 * 4  # attention and the LSTM, forward and backward
     assert memory[0] == memory[1] == memory[2]
 
 
 def test_a_clip_attends_as_it_would_without_the_longer_texts_of_its_batch():
     x, memory, keys, *parameters = arguments(5)
     padding = torch.zeros(memory.shape[:2], dtype=torch.bool, device=DEVICE)
-    alone = kernels.attend(x, memory, keys, padding, *parameters[:6])
+    alone = kernels.decode(x, memory, keys, padding, *parameters)
     longer = [F.pad(tensor, (0, 0, 0, 60), value=7.0) for tensor in (memory, keys)]
     padding = F.pad(padding, (0, 60), value=True)
-    beside = kernels.attend(x, *longer, padding, *parameters[:6])
+    beside = kernels.decode(x, *longer, padding, *parameters)
     for here, there in zip(alone, beside, strict=True):
         assert torch.equal(here, there[..., : here.size(2)])
 
@@ -211,7 +212,7 @@ class Accesses:
     def __init__(self, monkeypatch) -> None:
         from triton.runtime import interpreter
 
-        self.races, self.n_stores = [], 0
+        self.races, self.loaded, self.stored = [], set(), set()  # addresses
         builder = interpreter.InterpreterBuilder
         for owner, name, note in (
             (interpreter.GridExecutor, "__call__", self.launch),
@@ -241,6 +242,7 @@ class Accesses:
     def load(self, _, pointers, mask, *__) -> None:
         addresses = set(pointers.data[np.broadcast_to(mask.data, pointers.data.shape)].tolist())
         self.unsafe |= addresses
+        self.loaded |= addresses
         self.note("loads what it stored", addresses & self.written)
         others = {a for a in addresses if self.writers.get(a, self.index) != self.index}
         self.note("loads what another stores", others)
@@ -249,7 +251,7 @@ class Accesses:
 
     def store(self, _, pointers, value, mask, *__) -> None:
         addresses = set(pointers.data[np.broadcast_to(mask.data, pointers.data.shape)].tolist())
-        self.n_stores += len(addresses)
+        self.stored |= addresses
         self.note("stores before a barrier", addresses & self.unsafe)
         for address in addresses:
             programs = self.readers.get(address, set()) | {self.writers.get(address, self.index)}
@@ -272,12 +274,37 @@ def test_no_program_touches_what_another_writes_nor_loads_what_it_has_stored(mon
     accesses = Accesses(monkeypatch)
     outputs = decode(inputs, kernels)
     torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
-    assert accesses.n_stores > 10_000 and accesses.races == []
+    assert len(accesses.stored) > 10_000 and accesses.races == []
     monkeypatch.setattr(kernels.tl, "debug_barrier", lambda *_, **__: None)
     outputs = decode(inputs, kernels)
     torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
     raced = {re.match(r"\w+", race)[0] for race in accesses.races}
     assert raced == {"lstm_step", "cell_backward", "score_gradient"}
+
+
+@pytest.mark.skipif(GPU, reason="the interpreter records")
+def test_the_branches_of_a_graph_share_no_memory_that_one_writes(graphs, monkeypatch):
+    """The operators between attention's kernels get the same tensors as these."""
+    outputs = decode(arguments(scan.SEGMENT + 1), kernels)
+    torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+    branching = [graph for graph in graphs if isinstance(graph.prepare, kernels._Beside)]
+    assert len(branching) == 2  # forward and backward
+    for graph in branching:
+        (first, second, n, n_tensors), branches = graph.prepare, []
+        for prepare, scale, constants, tensors in (
+            (first, graph.scale[0], graph.constants[:n], graph.tensors[:n_tensors]),
+            (second, graph.scale[1], graph.constants[n:], graph.tensors[n_tensors:]),
+        ):
+            with monkeypatch.context() as patch:
+                accesses = Accesses(patch)
+                prepare(*constants, scale)(*tensors)
+            given = [
+                x.untyped_storage().data_ptr() for x in (*constants, *tensors) if x is not None
+            ]
+            branches.append((set(given), accesses.stored, accesses.stored | accesses.loaded))
+        (given, stored, used), (also_given, also_stored, also_used) = branches
+        assert stored and also_stored and given.isdisjoint(also_given)
+        assert stored.isdisjoint(also_used) and also_stored.isdisjoint(used)
 
 
 # The choice
@@ -294,7 +321,7 @@ def test_the_kernels_are_chosen_on_a_gpu_that_can_and_never_end_a_run(monkeypatc
     model = build(decoder="auto").to(DEVICE)
     monkeypatch.setattr(decoder, "fastest_decoder", lambda *_: ("triton", ""))
     assert decoder.check_fast_path(model, batch) == [] and model.decoder.implementation == "triton"
-    monkeypatch.setattr(kernels, "attend", Mock(side_effect=RuntimeError("no kernel image")))
+    monkeypatch.setattr(kernels, "decode", Mock(side_effect=RuntimeError("no kernel image")))
     (note,) = decoder.check_fast_path(build(decoder="auto").to(DEVICE), batch)
     assert "decoder=triton fails (RuntimeError: no kernel image); training uses decoder" in note
     monkeypatch.setattr(decoder, "fastest_decoder", lambda *_: ("scan", "Triton cannot be used"))

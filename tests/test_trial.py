@@ -207,7 +207,7 @@ def test_all_processes_choose_scan_if_one_of_them_cannot_use_triton(monkeypatch,
 
 def test_the_check_names_what_compiling_needs(monkeypatch):
     """Triton builds its launchers when kernels first run: with gcc, and Python's headers."""
-    kernels = Mock(attend=Mock(side_effect=CalledProcessError(1, ["gcc"])))
+    kernels = Mock(decode=Mock(side_effect=CalledProcessError(1, ["gcc"])))
     recurrences = {"triton": kernels, "scan": scan}.__getitem__
     monkeypatch.setattr(model_module, "recurrences", recurrences)
     model, items = build(), [trial.blank(5, 6, 10)] * 2

@@ -18,8 +18,7 @@ from batching import EpochBatchSampler
 from cli import UserError, progress_bar
 from corpus.clips import Clip
 from data_utils import Batch, Data, Item, MelDataset, batch_capacity, collate, padded_frames
-from decoder import fall_back_to_scan
-from decoder.scan import STEPS
+from decoder import fall_back_to_scan, scan
 from hparams import HParams
 from layers import preserved_buffers
 from loss_function import Tacotron2Loss
@@ -256,7 +255,8 @@ def try_shapes(
         UserError: memory runs out.
     """
     hparams, decoder = model.hparams, model.decoder
-    T_out = STEPS * hparams.n_frames_per_step
+    # So long that all graphs are used, of attention and the second LSTM alone and of both together.
+    T_out = (scan.SEGMENT + scan.STEPS) * hparams.n_frames_per_step
 
     def train(items: list[Item]) -> None:
         if error := memory_error(model, loss_function, optimizer, items):
