@@ -179,7 +179,8 @@ def faster_decoder(
 
 
 def take_steps(model: Tacotron2, loss_function: Tacotron2Loss, batch: Batch) -> Steps:
-    """Takes N_STEPS training steps on ``batch``, with the same dropout, but no optimizer steps."""
+    """Takes N_STEPS training steps on ``batch``, with the same dropout, but no optimizer steps; and
+    a validation step."""
     seconds = []
     for _ in range(N_STEPS):
         model.zero_grad()
@@ -189,6 +190,10 @@ def take_steps(model: Tacotron2, loss_function: Tacotron2Loss, batch: Batch) -> 
         loss.backward()
         synchronize(batch.mel.device)
         seconds.append(time.perf_counter() - start)
+    model.eval()
+    with torch.no_grad(), full_precision():
+        model(batch)
+    model.train()
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     return Steps(loss.detach(), torch.cat(gradients), statistics.median(seconds[1:]))
 
@@ -247,7 +252,7 @@ def try_shapes(
     training: Iterable[tuple[int, int]],
     validation: Iterable[tuple[int, int]],
 ) -> None:
-    """Runs a few frames of each shape (B, T_in) that has CUDA graphs of its own: these are captured
+    """Runs a short batch of each shape (B, T_in) that has CUDA graphs of its own: they are captured
     now, and so are their failures, and their memory is seen. None has without decoder=triton. If
     their memory runs out, the model uses scan, unless triton was asked for.
 
