@@ -346,7 +346,7 @@ class Decoder(nn.Module):
         return self.by_frame(*(torch.stack(x, 1) for x in (frames, gates, weights)))
 
     def graph_shapes(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Returns (B, T_in) of each CUDA graph that training on batches of ``shapes`` captures."""
+        """Returns (B, T_in) of the CUDA graphs that training on batches of ``shapes`` captures."""
         if self.implementation != "triton":
             return []
         return recurrences("triton").graph_shapes(shapes)

@@ -25,7 +25,7 @@ SMALL = 100_000  # elements of the weights whose gradients are compared
 
 
 def recurrences(implementation: str) -> ModuleType:
-    """Returns the module with ``lstm`` and ``attend``: decoder.triton, or scan for other names."""
+    """Returns the module with ``decode``: decoder.triton, or scan for other names."""
     if implementation != "triton":
         return scan
     from decoder import triton  # here: it needs Triton, which only some machines have

@@ -1,7 +1,7 @@
 """The fast teacher-forced decoder: recurrences over all frames, with hand-written backward.
 
 With teacher forcing, all input frames are known, so everything that does not depend on the
-previous step is one matrix product over all frames. Two recurrences remain:
+previous step is a matrix product over many frames. Two recurrences remain:
 
     lstm     an LSTM with dropout of the state that it carries on (``nn.LSTM`` cannot do this)
     attend   an LSTM and location-sensitive attention, each feeding the other
@@ -32,7 +32,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 STEPS = 8  # steps per call of run()
-SEGMENT = 64  # steps that one product adds the inputs' part of the gates for
+# Steps whose inputs' part of the gates, or its gradient, is one product; and the steps between two
+# loops that run beside each other
+SEGMENT = 64
 FEW_ROWS = 256  # up to this many, a plain product on a CPU is faster transposed
 
 
@@ -102,7 +104,6 @@ def lstm(
     mask: Tensor | None = None,
     scale: float = 1.0,
     dtype: torch.dtype | None = None,
-    loops: Loops | None = None,
 ) -> Tensor:
     """Runs an LSTM from a zero state, which carries on its dropped-out output.
 
@@ -111,7 +112,6 @@ def lstm(
         weight_ih, weight_hh, bias: (4H, D), (4H, H), (4H,), gates in PyTorch's order
         mask: (T, B, H) booleans, the hidden states to keep, which are multiplied by ``scale``
         dtype: for products with LSTM weights; None: the input's
-        loops: None: those of this file
 
     Returns:
         (T, B, H)
@@ -662,8 +662,9 @@ def _run_both(
     later_chunks: Iterable[tuple],
     T: int,
 ) -> None:
-    """Runs two loops, of which the second reads what the first wrote: on a GPU beside each other, a
-    SEGMENT later, otherwise one after the other."""
+    """Runs two loops, of which the second reads what the first wrote: if ``loops`` can, beside each
+    other, the second a SEGMENT behind; otherwise one after the other. Each ``run`` is called in one
+    go, the first's, that of both, the second's: their buffers may share memory."""
     both = loops.beside and loops.beside(first, second)
     later_chunks = chain(repeat(None, -(-(SEGMENT if both else T) // STEPS)), later_chunks)
     for here, later in zip_longest(chunks, later_chunks):

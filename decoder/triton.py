@@ -8,8 +8,9 @@ A GPU is not filled by a product with few columns. So each program adds up a par
 the kernel that needs the sums adds the parts in their order.
 
 On a GPU, the kernels of a few frames are captured in a CUDA graph, once per shape, so that they are
-not launched one by one. A graph has two branches: the second LSTM runs a SEGMENT of frames behind
-attention, and attention's backward a SEGMENT behind the LSTM's. They share no memory.
+not launched one by one. The second LSTM runs a SEGMENT of frames behind attention, and attention's
+backward a SEGMENT behind the LSTM's: beside each other, in two branches of a graph that share no
+memory that one of them writes.
 
 A kernel that writes where it reads has a barrier before its first store: several of its threads may
 load one value.
@@ -391,7 +392,9 @@ class _Graph:
                 # The random generator may still be capturing, and then scan could not drop units.
                 generator = torch.cuda.default_generators[self.constants[0].get_device()]
                 generator.graphsafe_set_state(generator.clone_state())
-                first = error.__context__ or error
+                first = error
+                while first.__context__:
+                    first = first.__context__
                 reason = str(first).partition("\n")[0]
                 raise CaptureError(f"CUDA graph capture failed: {reason}") from error
         current.wait_stream(stream)
@@ -450,10 +453,12 @@ def _in_two_streams(first: Callable[[], None], second: Callable[[], None]) -> No
     """Runs both beside each other; what follows waits for both."""
     current, side = torch.cuda.current_stream(), _stream(1)
     side.wait_stream(current)
-    with torch.cuda.stream(side):
-        second()
-    first()
-    current.wait_stream(side)
+    try:
+        with torch.cuda.stream(side):
+            second()
+        first()
+    finally:
+        current.wait_stream(side)  # else a capture could not end
 
 
 # Kernels

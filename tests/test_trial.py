@@ -194,6 +194,23 @@ def test_graphs_that_do_not_fit_are_a_reason_against_triton(monkeypatch, capsys,
         trial.try_shapes(model, None, None, **shapes)
 
 
+def test_a_validation_step_that_fails_is_a_reason_against_triton(monkeypatch):
+    model = build(decoder="triton")
+    model.decoder.implementation = "triton"
+    forward = model.decoder.forward
+
+    def fails(*inputs):
+        if model.decoder.implementation == "triton" and not model.training:
+            raise RuntimeError("no kernel image")
+        with patch.object(model.decoder, "implementation", "scan"):
+            return forward(*inputs)
+
+    monkeypatch.setattr(model.decoder, "forward", fails)
+    items = [trial.blank(5, 9, model.hparams.n_mel_channels)] * 2
+    note = trial.faster_decoder(model, Tacotron2Loss(), [items])
+    assert "no kernel image" in note and model.decoder.implementation == "scan" and model.training
+
+
 def test_all_processes_choose_scan_if_one_of_them_cannot_use_triton(monkeypatch, capsys):
     model, steps = build(), Mock()
     dataset = MelDataset([Clip("", "", [0], 7, "", ())], lambda _: np.zeros((7, 10), np.float32))

@@ -191,9 +191,11 @@ def take_steps(model: Tacotron2, loss_function: Tacotron2Loss, batch: Batch) -> 
         synchronize(batch.mel.device)
         seconds.append(time.perf_counter() - start)
     model.eval()
-    with torch.no_grad(), full_precision():
-        model(batch)
-    model.train()
+    try:
+        with torch.no_grad(), full_precision():
+            model(batch)
+    finally:
+        model.train()
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     return Steps(loss.detach(), torch.cat(gradients), statistics.median(seconds[1:]))
 
