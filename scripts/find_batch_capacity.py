@@ -118,7 +118,8 @@ def measure(
     try:
         model = Tacotron2(hparams).to(device)
         with full_precision():
-            check_fast_path(model, short_batch(data.train_set, device))
+            for note in check_fast_path(model, short_batch(data.train_set, device)):
+                print(f"note: {note}")
         if hparams.decoder == "auto":
             choose_decoder(model, loss_function, data.train_set, data.sampler.plan)
         optimizer, epochs = Adam(model.parameters()), range(hparams.epochs)
