@@ -8,7 +8,6 @@ scan and triton compute what the modules of model.py do, from their weights. Som
 module need not know them: :func:`check_fast_path` notices, and training calls the modules.
 """
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from subprocess import CalledProcessError
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decoder import scan
+from decoder import graphs, scan
 from layers import preserved_buffers
 
 SMALL = 100_000  # elements of the weights whose gradients are compared
@@ -53,8 +52,7 @@ def fastest_decoder(device: torch.device) -> tuple[str, str]:
 def fall_back_to_scan(decoder: nn.Module, problem: str | Exception) -> str:
     """Makes ``decoder`` use scan from now on; returns a note that says so."""
     decoder.implementation = "scan"
-    if kernels := sys.modules.get("decoder.triton"):
-        kernels.release_memory()
+    graphs.release_memory()
     if isinstance(problem, CalledProcessError) or "C compiler" in str(problem):
         # Triton compiles its launchers when they are first used.
         problem = "it needs a C compiler and Python's headers; install gcc and python3-dev"

@@ -11,7 +11,7 @@ from torch.autograd import grad, gradcheck
 from torch.testing import assert_close
 
 from data_utils import Batch
-from decoder import scan
+from decoder import products, scan
 from decoder.scan import SEGMENT, STEPS
 from hparams import create_hparams
 from layers import draw_mask
@@ -163,9 +163,9 @@ def test_bf16_gradients_are_as_close_as_its_8_bits():
 
 
 def test_without_onednn_the_results_are_the_same(monkeypatch):
-    assert scan._has_onednn(F32) == torch.backends.mkldnn.is_available()
+    assert products._has_onednn(F32) == torch.backends.mkldnn.is_available()
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    assert not scan._has_onednn(F32)
+    assert not products._has_onednn(F32)
     assert_equal(build(), batch_of(*PADDED, F32), 2e-4)
 
 

@@ -23,6 +23,7 @@ from torch.autograd import grad
 import decoder
 from corpus.clips import Clip
 from data_utils import collate, training_sampler
+from decoder import graphs as cuda_graphs
 from decoder import scan
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
@@ -47,7 +48,7 @@ def fresh_graphs(monkeypatch):
     monkeypatch.setattr(kernels, "DEPTH", 16)  # so that sums have several parts
     if not GPU:
         set_steps(monkeypatch, 4)
-    for cache in (kernels._graph, kernels._pool, kernels._stream):
+    for cache in (cuda_graphs._graph, cuda_graphs._pool, cuda_graphs._stream):
         cache.cache_clear()
 
 
@@ -60,13 +61,13 @@ def set_steps(monkeypatch, n: int) -> None:
 @pytest.fixture
 def graphs(monkeypatch) -> list:
     """All graphs that are made."""
-    made, plain = [], kernels._Graph.__init__
+    made, plain = [], cuda_graphs._Graph.__init__
 
     def noted(graph, *arguments):
         plain(graph, *arguments)
         made.append(graph)
 
-    monkeypatch.setattr(kernels._Graph, "__init__", noted)
+    monkeypatch.setattr(cuda_graphs._Graph, "__init__", noted)
     return made
 
 
@@ -142,11 +143,11 @@ def test_graphs_of_one_precision_are_not_used_in_another():
     for allowed, n_made in ((False, 3), (True, 6), (False, 6)):  # one has both recurrences
         torch.backends.cuda.matmul.allow_tf32 = allowed
         decode(arguments(scan.SEGMENT + 1), kernels)
-        assert kernels._graph.cache_info().misses == n_made
+        assert cuda_graphs._graph.cache_info().misses == n_made
 
 
 def test_graphs_of_all_shapes_share_the_memory_of_the_largest(graphs):
-    kernels._flat.clear()
+    cuda_graphs._flat.clear()
     memory = []
     for B in (6, 4, 2):
         sum(output.sum() for output in decode(arguments(2, B), kernels)).backward()
@@ -178,7 +179,7 @@ def test_the_trial_captures_the_graphs_of_a_whole_run():
     validation = [[0, 1, 2, 3], [4]]  # more clips than any training batch has
     _, shapes = trial.largest_batches(clips, sampler, range(2))
     trial.try_shapes(*parts, shapes, trial.text_shapes(clips, validation))
-    before = kernels._graph.cache_info()
+    before = cuda_graphs._graph.cache_info()
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for indices in sampler:
@@ -186,7 +187,7 @@ def test_the_trial_captures_the_graphs_of_a_whole_run():
     with torch.no_grad():
         for indices in validation:
             model.eval()(collate([items[i] for i in indices]).to(DEVICE))
-    after = kernels._graph.cache_info()
+    after = cuda_graphs._graph.cache_info()
     assert after.misses == before.misses and after.hits > before.hits
     assert model.decoder.implementation == "triton"
 
@@ -198,7 +199,7 @@ def test_a_capture_without_memory_is_no_batch_that_is_too_large(graphs, monkeypa
     monkeypatch.setattr(torch, "cuda", cuda := MagicMock())
     monkeypatch.setattr(graphs[0], "run", run)
     cuda.CUDAGraph().capture_end.side_effect = RuntimeError("the capture is invalid")
-    with pytest.raises(kernels.CaptureError, match="CUDA out of memory") as error:
+    with pytest.raises(cuda_graphs.CaptureError, match="CUDA out of memory") as error:
         graphs[0]._capture()
     assert not may_be_out_of_memory(error.value)
 
@@ -287,7 +288,7 @@ def test_the_branches_of_a_graph_share_no_memory_that_one_writes(graphs, monkeyp
     """The operators between attention's kernels get the same tensors as these."""
     outputs = decode(arguments(scan.SEGMENT + 1), kernels)
     torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
-    branching = [graph for graph in graphs if isinstance(graph.prepare, kernels._Beside)]
+    branching = [graph for graph in graphs if isinstance(graph.prepare, cuda_graphs._Beside)]
     assert len(branching) == 2  # forward and backward
     for graph in branching:
         (first, second, n, n_tensors), branches = graph.prepare, []

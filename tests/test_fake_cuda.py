@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import model as model_file
 from data_utils import Batch
-from decoder import scan
+from decoder import graphs, scan
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
@@ -27,12 +27,12 @@ def no_kernels(monkeypatch):
     kernel = type(kernels.lstm_step)
     started = Mock()
     monkeypatch.setattr(kernel, "run", started)
-    monkeypatch.setattr(kernels._Graph, "_capture", lambda _: None)
-    monkeypatch.setattr(kernels, "_in_two_streams", lambda first, second: (second(), first()))
-    monkeypatch.setattr(kernels, "_flat", {})
-    kernels._graph.cache_clear()
+    monkeypatch.setattr(graphs._Graph, "_capture", lambda _: None)
+    monkeypatch.setattr(graphs, "_in_two_streams", lambda first, second: (second(), first()))
+    monkeypatch.setattr(graphs, "_flat", {})
+    graphs._graph.cache_clear()
     yield started
-    kernels._graph.cache_clear()
+    graphs._graph.cache_clear()
 
 
 @pytest.fixture
