@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import permutations
@@ -254,3 +255,8 @@ def test_the_plans_of_ljspeech_are_those_of_the_report(batching):
     ours = batch_statistics(clips, plan)
     for value, (mean, sd) in ((ours.n_batches, n_batches), (100 * ours.zpr, zpr), (ours.abl, abl)):
         assert abs(value - float(mean)) <= 5 * float(sd) + 0.05
+
+
+def test_the_patch_of_nvidias_gradient_applies():
+    patch = ROOT / "docs/results/nvidia_gradient.patch"
+    subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, check=True)
