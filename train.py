@@ -258,9 +258,10 @@ class Run:
         asked, processor = time.perf_counter(), time.process_time()
         for batch in bar:
             began = time.perf_counter()
-            with trial.explained(f"{title}, batch {progress.batch + 1}: {trial.too_large(batch)}"):
-                share = shares[progress.batch]
-                values = trial.with_fallback(self.model, self.step, batch, share)
+            problem = f"{title}, batch {progress.batch + 1}: {trial.too_large(batch)}"
+            with trial.explained(problem, hparams.check_memory or progress.step > 0):
+                call = self.model, self.step, batch, shares[progress.batch]
+                values = trial.with_fallback(*call, together=True)
             values["duration"] = time.perf_counter() - began  # seconds
             if progress.bad_steps:
                 self.report_skipped(batch, values)
@@ -349,7 +350,9 @@ class Run:
         validated = is_last or (epoch + 1) % hparams.epochs_per_validation == 0
         if validated:
             parts = self.model, self.data, self.loss_function, self.stop.check
-            validation, samples = trial.with_fallback(self.model, validate_run, *parts)
+            with trial.explained(f"epoch {epoch + 1}, validation: out of memory", True):
+                call = self.model, validate_run, *parts
+                validation, samples = trial.with_fallback(*call, together=True)
             tqdm.write(
                 f"epoch {epoch + 1}: validation loss {validation['loss']:.4f}, masked "
                 f"{validation['masked_loss']:.4f}, alignment {validation['diagonality']:.2f}"

@@ -111,9 +111,9 @@ def _results(model: nn.Module, batch: Any) -> dict[str, Tensor] | Exception:
             weights = {name: p for name, p in model.named_parameters() if p.numel() < SMALL}
             # Within preserved_buffers: backward reads the buffers too.
             gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
-    except torch.cuda.OutOfMemoryError:
-        raise
     except Exception as error:  # a changed module may raise anything
+        if isinstance(error, torch.cuda.OutOfMemoryError) or "CUBLAS_STATUS" in str(error):
+            raise  # cuBLAS may lack memory for its handle
         return error.with_traceback(None)  # which holds tensors
     for name, gradient in zip(weights, gradients, strict=True):
         if gradient is not None:

@@ -40,7 +40,7 @@ from training.device import (
     choose_device,
     free_memory,
     full_precision,
-    may_be_out_of_memory,
+    is_out_of_memory,
     peak_memory,
 )
 from training.trial import choose_decoder, try_run
@@ -121,13 +121,16 @@ def measure(
             for note in check_fast_path(model, short_batch(data.train_set, device)):
                 print(f"note: {note}")
         if hparams.decoder == "auto":
-            choose_decoder(model, loss_function, data.train_set, data.sampler.plan)
+            # What only fits with a slower decoder is too much.
+            longest = np.array([np.argmax([clip.n_frames for clip in clips])])
+            choose_decoder(model, loss_function, data.train_set, [longest])
+            model.hparams = dataclasses.replace(hparams, decoder=model.decoder.implementation)
         optimizer, epochs = Adam(model.parameters()), range(hparams.epochs)
         try_run(model, loss_function, optimizer, data, epochs, check_stop=lambda: None)
     except UserError:  # a batch does not fit
         return None
     except (RuntimeError, MemoryError) as error:  # not even the weights do
-        if may_be_out_of_memory(error):
+        if is_out_of_memory(error):
             return None
         raise
     return (

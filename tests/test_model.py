@@ -1,5 +1,6 @@
 import contextlib
 import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -211,6 +212,13 @@ def test_an_unchanged_model_passes_the_check_and_stays_as_it_was(batch, decoder)
     assert model.encoder.implementation == decoder
     assert model.decoder.implementation == {"auto": "scan"}.get(decoder, decoder)
     assert not model.training and model.training_dtype is torch.bfloat16
+
+
+def test_a_check_without_memory_does_not_blame_the_modules(batch):
+    model, message = build(), "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED"
+    hook(ATTENTION, Mock(side_effect=RuntimeError(message)))(model)
+    with pytest.raises(RuntimeError, match=message):
+        check_fast_path(model, batch)
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -20,11 +20,13 @@ from cli import UserError
 from corpus.clips import Clip
 from data_utils import MelDataset, collate, training_sampler
 from decoder import check_fast_path, scan
+from decoder.graphs import CaptureError
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from scripts import find_batch_capacity
 from training import trial
 from training.checkpoint import load_newest
+from training.stop import Stopped
 
 
 @pytest.fixture
@@ -214,7 +216,7 @@ def test_a_validation_step_that_fails_is_a_reason_against_triton(monkeypatch):
 def test_all_processes_choose_scan_if_one_of_them_cannot_use_triton(monkeypatch, capsys):
     model, steps = build(), Mock()
     dataset = MelDataset([Clip("", "", [0], 7, "", ())], lambda _: np.zeros((7, 10), np.float32))
-    monkeypatch.setattr(trial, "largest", lambda _: 1)
+    monkeypatch.setattr(trial.distributed, "largest", lambda _: 1)
     monkeypatch.setattr(trial, "take_steps", steps)
     model.decoder.implementation = "triton"
     trial.choose_decoder(model, None, dataset, [np.array([0])])
@@ -234,11 +236,12 @@ def test_the_check_names_what_compiling_needs(monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["memory_error", "step", "validate_run"])
+@pytest.mark.parametrize("kind", [RuntimeError, CaptureError])
 def test_a_run_goes_on_with_scan_after_a_failure_of_triton_and_keeps_it(
-    tmp_path, settings, run, monkeypatch, capsys, where
+    tmp_path, settings, run, monkeypatch, capsys, where, kind
 ):
     """Here, triton is scan by another name."""
-    chosen, failures = [], [RuntimeError("no kernel image\nCompile with")]
+    chosen, failures = [], [kind("no kernel image\nCompile with")]
     owner = {"memory_error": trial, "step": train.Run, "validate_run": train}[where]
     works = getattr(owner, where)
 
@@ -260,20 +263,46 @@ def test_a_run_goes_on_with_scan_after_a_failure_of_triton_and_keeps_it(
     monkeypatch.setattr(owner, where, fails_once)
     settings += f"decoder=auto,check_memory={owner is trial},epochs_per_validation=1,"
     assert run("run", settings + "epochs=1") == 0 and chosen == ["triton"]
-    note = "note: decoder=triton fails (RuntimeError: no kernel image); training uses decoder=scan"
-    assert note in capsys.readouterr().out
+    note = f"decoder=triton fails ({kind.__name__}: no kernel image); training uses decoder=scan"
+    assert f"note: {note}" in capsys.readouterr().out
     assert load_newest(tmp_path / "run")[1]["decoder"] == "scan"
     assert run("run", settings + "epochs=2", "--resume") == 0 and chosen == ["triton"]
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "GET was unable to find an engine to execute this computation",
-        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-        "captures_underway.empty() INTERNAL ASSERT FAILED",
-    ],
-)
+def test_several_processes_do_not_try_again_what_they_do_together(monkeypatch):
+    """The others are in the middle of it."""
+    model, fails = build(), Mock(side_effect=CaptureError("no memory\nHint"))
+    monkeypatch.setattr(trial.distributed, "SEVERAL", True)
+    fix = (
+        r"^decoder=triton fails \(CaptureError: no memory\); --resume with --hparams decoder=scan$"
+    )
+    model.decoder.implementation = "triton"
+    with pytest.raises(UserError, match=fix):
+        trial.with_fallback(model, fails, together=True)
+    assert fails.call_count == 1
+    fails.side_effect = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    with pytest.raises(UserError, match="one of the processes has ended"):
+        trial.with_fallback(model, fails, together=True)
+    fails.side_effect = [CaptureError("no memory"), "done"]
+    assert trial.with_fallback(model, fails) == "done"  # in one of them alone
+
+
+def test_a_signal_is_no_failure_of_triton():
+    model, stops = build(), Mock(side_effect=Stopped(signal.SIGTERM))
+    model.decoder.implementation = "triton"
+    with pytest.raises(Stopped):
+        trial.with_fallback(model, stops)
+    assert stops.call_count == 1 and model.decoder.implementation == "triton"
+
+
+UNCLEAR = [
+    "GET was unable to find an engine to execute this computation",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "captures_underway.empty() INTERNAL ASSERT FAILED",
+]
+
+
+@pytest.mark.parametrize("message", UNCLEAR)
 def test_an_error_that_may_be_memory_is_so_if_a_smaller_batch_passes(monkeypatch, message):
     model, items = build(), [trial.blank(5, 6, 10)] * 4
 
@@ -294,11 +323,52 @@ def test_an_error_that_may_be_memory_is_so_if_a_smaller_batch_passes(monkeypatch
         trial.largest_fitting(model, loss, Mock(), items)
 
 
+@pytest.mark.parametrize("message", UNCLEAR)
+def test_an_error_on_the_smallest_batch_too_is_shown_as_it_is(settings, run, monkeypatch, message):
+    monkeypatch.setattr(train.Tacotron2Loss, "forward", Mock(side_effect=RuntimeError(message)))
+    monkeypatch.setattr(train, "check_fast_path", lambda *_: [])
+    for check_memory in (True, False):
+        with pytest.raises(RuntimeError, match=re.escape(message)):
+            run("run", f"{settings}epochs=1,check_memory={check_memory}")
+    clips = [Clip("", "", [0] * 9, 20, "", ())] * 3
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        find_batch_capacity.measure(clips, clips, create_hparams(settings), 64.0)
+
+
+def test_an_error_that_may_be_memory_is_so_once_batches_have_passed(settings, run, monkeypatch):
+    full = RuntimeError(UNCLEAR[0])
+    for where, message in (("step", "batch 1: a batch of"), ("validate_run", "validation: out of")):
+        owner = train.Run if where == "step" else train
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, where, Mock(side_effect=full))
+            with pytest.raises(UserError, match=f"^epoch 1, {message} .*; free memory on"):
+                run(where, settings + "epochs=1")
+
+
+def test_what_does_not_fit_with_triton_is_tried_with_scan(monkeypatch, capsys):
+    model, items = build(decoder="auto"), [trial.blank(5, 6, 10)] * 4
+
+    def try_step(error: Exception, chosen: str) -> int:
+        def memory_error(*_):
+            return error if model.decoder.implementation == "triton" else None
+
+        monkeypatch.setattr(trial, "memory_error", memory_error)
+        model.hparams = dataclasses.replace(model.hparams, decoder=chosen)
+        model.decoder.implementation = "triton"
+        return trial.largest_fitting(model, Mock(), Mock(), items)
+
+    assert try_step(FULL, "auto") == 4 and model.decoder.implementation == "scan"
+    assert "fails (OutOfMemoryError: CUDA out of memory)" in capsys.readouterr().out
+    assert try_step(FULL, "triton") == 0 and model.decoder.implementation == "triton"
+    assert try_step(RuntimeError(UNCLEAR[0]), "triton") == 4
+    assert model.decoder.implementation == "scan"
+
+
 @pytest.mark.parametrize("where", ["Tacotron2", "validate_run"])
 def test_out_of_memory_anywhere_is_one_line(settings, run, monkeypatch, where):
     full = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
     monkeypatch.setattr(train, where, Mock(side_effect=full))
-    with pytest.raises(UserError, match=r"^out of memory; .*, then --resume"):
+    with pytest.raises(UserError, match=r"\bout of memory; .*, then --resume"):
         run("run", settings + "epochs=1")
 
 

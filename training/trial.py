@@ -23,6 +23,7 @@ from hparams import HParams
 from layers import preserved_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
+from training import distributed
 from training.checkpoint import random_state, set_random_state
 from training.device import (
     free_cached_memory,
@@ -31,7 +32,7 @@ from training.device import (
     may_be_out_of_memory,
     synchronize,
 )
-from training.distributed import largest
+from training.stop import Stopped
 
 # How far triton's loss and gradient may be from scan's, as shares of their size: what rounding in
 # the precision explains.
@@ -49,12 +50,13 @@ def too_large(batch: Batch) -> str:
 
 
 @contextmanager
-def explained(problem: str) -> Iterator[None]:
-    """Turns running out of memory into a :class:`UserError` that says ``problem`` and the fix."""
+def explained(problem: str, others_passed: bool = False) -> Iterator[None]:
+    """Turns running out of memory into a :class:`UserError` that says ``problem`` and the fix; also
+    what may be something else, if other batches have passed."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not may_be_out_of_memory(error):
+        if not (may_be_out_of_memory(error) if others_passed else is_out_of_memory(error)):
             raise
         raise UserError(
             f"{problem}; free memory on the device, then --resume; or start another run with a "
@@ -97,14 +99,31 @@ def unchanged(model: Tacotron2) -> Iterator[None]:
             set_random_state(states)
 
 
-def with_fallback(model: Tacotron2, function: Callable[..., Result], *arguments: object) -> Result:
+def with_fallback(
+    model: Tacotron2, function: Callable[..., Result], *arguments: object, together: bool = False
+) -> Result:
     """Calls ``function``. If it fails while the model uses decoder=triton, for another reason than
-    memory, the model uses scan from then on, a line says so, and ``function`` is called again."""
+    memory, the model uses scan from then on, a line says so, and ``function`` is called again.
+
+    Args:
+        together: all processes call ``function``, and wait for each other in it.
+
+    Raises:
+        UserError: it failed in one of several processes ``together``, where the others are in the
+            middle of it.
+    """
     try:
-        return function(*arguments)
+        with distributed.explained():
+            return function(*arguments)
+    except (Stopped, UserError):
+        raise
     except Exception as error:  # a kernel that does not compile for this size, say
         if model.decoder.implementation != "triton" or may_be_out_of_memory(error):
             raise
+        if together and distributed.SEVERAL:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            fix = "--resume with --hparams decoder=scan"
+            raise UserError(f"decoder=triton fails ({reason}); {fix}") from error
         tqdm.write(f"note: {fall_back_to_scan(model.decoder, error)}")
     return function(*arguments)
 
@@ -130,9 +149,12 @@ def choose_decoder(
     by_size = sorted(plan, key=lambda batch: len(batch) * lengths[batch].max())
     batches = [[dataset[i] for i in indices] for indices in (by_size[len(plan) // 2], by_size[-1])]
     note = ""
-    if not largest(decoder.implementation != "triton"):  # every process can use it
+    if not distributed.largest(decoder.implementation != "triton"):  # every process can use it
         note = faster_decoder(model, loss_function, batches)
-    if largest(decoder.implementation != "triton") and decoder.implementation == "triton":
+    if (
+        distributed.largest(decoder.implementation != "triton")
+        and decoder.implementation == "triton"
+    ):
         decoder.implementation, note = "scan", "decoder=scan, as other processes choose"
     if note:
         print(f"note: {note}")
@@ -304,17 +326,24 @@ def largest_fitting(
     model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
 ) -> int:
     """Returns how many of the first ``items`` fit in a batch: all, or some eighths of them, or one,
-    or none. Raises an error that may mean something else than memory if not even one clip passes.
+    or none. With decoder=auto, what does not fit with triton is tried with scan. Raises an error
+    that may mean something else than memory if not even one clip passes.
     """
-    error = None
+    decoder, error = model.decoder, None
     for n in [*range(len(items), 1, -max(len(items) // 8, 1)), 1]:
         step = memory_error, model, loss_function, optimizer, items[:n]
         error = with_fallback(model, *step)
+        if error and decoder.implementation == "triton" and model.hparams.decoder == "auto":
+            print(f"note: {fall_back_to_scan(decoder, error)}")
+            error = memory_error(*step[1:])
         if not error:
             return n
-    if not is_out_of_memory(error):
-        raise error
-    return 0
+    if is_out_of_memory(error):
+        return 0
+    if decoder.implementation == "triton":
+        print(f"note: {fall_back_to_scan(decoder, error)}")
+        return largest_fitting(*step[1:4], items)
+    raise error
 
 
 def memory_error(
