@@ -86,7 +86,7 @@ times() {  # an epoch of each, in an order that rotates from round to round
 
 synthetic() {  # SEED: trains the start of the series below
     local model="hop_length=1102,n_mel_channels=40,symbols_embedding_dim=64,encoder_embedding_dim=64,prenet_dim=64,attention_rnn_dim=64,attention_dim=32,attention_location_kernel_size=15,decoder_rnn_dim=64,postnet_embedding_dim=64,p_encoder_dropout=0.1,p_postnet_dropout=0.1"
-    start_epochs=12
+    start_epochs=8
     if [ ! -d data/demo1280 ]; then
         "$PYTHON" scripts/make_demo_corpus.py data/demo1280.part --clips 1280 --duration_scale 0.35
         mv data/demo1280.part data/demo1280
@@ -105,8 +105,8 @@ gradient() {
     fi
     for seed in ${seeds:-0 1000 2000 3000}; do
         synthetic $seed
-        continue_from rates_1 runs/synthetic/RAND "RAND SSB-DBS-BR" 12 $seed 1
-        code=$patched continue_from gradient runs/synthetic/RAND "RAND SSB-DBS-BR" 12 $seed 1
+        continue_from rates_1 runs/synthetic/RAND "RAND SSB-DBS-BR" 8 $seed 1
+        code=$patched continue_from gradient runs/synthetic/RAND "RAND SSB-DBS-BR" 8 $seed 1
     done
 }
 
@@ -114,9 +114,9 @@ rates() {
     for seed in ${seeds:-0 1000 2000}; do
         synthetic $seed
         for rate in 1 1.2 1.4 2; do
-            continue_from rates_$rate runs/synthetic/RAND "RAND SSB-DBS-BR" 12 $seed $rate
+            continue_from rates_$rate runs/synthetic/RAND "RAND SSB-DBS-BR" 8 $seed $rate
         done
-        continue_from batch_6 runs/synthetic/RAND SSB-DBS-BR 12 $seed 1 ,batch_size=6
+        continue_from batch_6 runs/synthetic/RAND SSB-DBS-BR 8 $seed 1 ,batch_size=6
     done
 }
 
@@ -124,7 +124,7 @@ lrf() {
     for seed in ${seeds:-0 1000 2000}; do
         synthetic $seed
         for lrf in 0 0.05 0.2 0.5 1000; do
-            continue_from lrf_$lrf runs/synthetic/RAND SSB-DBS-BR 12 $seed 1 ,lrf=$lrf
+            continue_from lrf_$lrf runs/synthetic/RAND SSB-DBS-BR 8 $seed 1 ,lrf=$lrf
         done
     done
 }
