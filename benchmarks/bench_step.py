@@ -59,7 +59,7 @@ from training.device import (
 )
 
 Shape = tuple[list[int], list[int]]  # characters and frames of each clip of a batch
-Step = tuple[float, float, float, float, float]  # see Trainer.step
+Step = tuple[float, float, float, float, float, float]  # see Trainer.step
 N_CLIPS = 10_480  # LJSpeech's training clips in the paper
 BATCHINGS = [  # Table 2's
     "RAND", "SB-BR", "SSB-BR", "BKT-BR", "ATS-BR", "SB", "SSB", "SB-DBS", "SSB-DBS", "SSB-DBS-BR",
@@ -71,8 +71,8 @@ OPTIONS = {  # of an implementation
     "3": "n_frames_per_step=3",
 }
 SHAPES_HEADER = """
-| batches | | forward s | backward s | together s | times as fast | peak memory | of the first's |
-|---|---|--:|--:|--:|--:|--:|--:|"""
+| batches | | forward s | backward s | both s | times as fast | peak | of the first | reserved |
+|---|---|--:|--:|--:|--:|--:|--:|--:|"""
 EPOCH_HEADER = """
 | batching | | minutes an epoch | times as fast | saved % | processor minutes | saved % |
 |---|---|--:|--:|--:|--:|--:|"""
@@ -121,8 +121,9 @@ class Trainer:
         self.memory = peak_memory(self.device)
 
     def step(self, shape: Shape) -> Step:
-        """Returns the seconds of forward, backward and both, the processor's seconds of both, and
-        the peak in GiB of the steps so far, beyond what the model took before them."""
+        """Returns the seconds of forward, backward and both, the processor's seconds of both, the
+        peak in GiB of the steps so far, beyond what the model took before them, and what a GPU has
+        reserved at its peak: for CUDA graphs too."""
         batch = noise_batch(self.hparams, *shape).to(self.device)
         self.model.zero_grad()
         start, processor = self._now(), time.process_time()
@@ -135,7 +136,8 @@ class Trainer:
         end = self._now()
         processor = time.process_time() - processor
         peak = peak_memory(self.device) - self.memory
-        return middle - start, end - middle, end - start, processor, peak
+        reserved = torch.cuda.max_memory_reserved() / 2**30 if self.device.type == "cuda" else 0
+        return middle - start, end - middle, end - start, processor, peak, reserved
 
     def _now(self) -> float:
         synchronize(self.device)
@@ -220,11 +222,12 @@ def bench_shapes(args: Namespace) -> None:
                 if None in taken:
                     print(f"| {B} x {T} | {name} | out of memory |")
                     continue
-                forward, backward, both, _, peak = np.median(taken[1:], axis=0)
+                forward, backward, both, _, peak, reserved = np.median(taken[1:], axis=0)
                 base = base or (both, peak)
                 times = f"{forward:.3f} | {backward:.3f} | {both:.3f} | {base[0] / both:.2f}x"
-                memory = f"{peak / base[1]:.2f}x" if base[1] else ""
-                print(f"| {B} x {T} | {name} | {times} | {peak:.2f} GiB | {memory} |")
+                memory = f"{peak:.2f} GiB | {peak / base[1]:.2f}x" if base[1] else "|"
+                memory += f" | {reserved:.2f} GiB" if reserved else " |"
+                print(f"| {B} x {T} | {name} | {times} | {memory} |")
 
 
 def epoch_shapes(

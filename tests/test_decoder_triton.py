@@ -343,7 +343,7 @@ def test_triton_agrees_with_scan_on_real_batches(monkeypatch):
 
 
 @pytest.mark.skipif(kernels.triton.__version__.startswith("3.2."), reason="score spills 136 bytes")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_the_kernels_compile_for_every_gpu_and_spill_nothing(precision):
     script = Path(kernels.__file__).parents[1] / "benchmarks/gpu_kernels.py"
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
