@@ -330,9 +330,10 @@ def test_an_error_on_the_smallest_batch_too_is_shown_as_it_is(settings, run, mon
     for check_memory in (True, False):
         with pytest.raises(RuntimeError, match=re.escape(message)):
             run("run", f"{settings}epochs=1,check_memory={check_memory}")
+    monkeypatch.setattr(find_batch_capacity.resource, "setrlimit", Mock())
     clips = [Clip("", "", [0] * 9, 20, "", ())] * 3
     with pytest.raises(RuntimeError, match=re.escape(message)):
-        find_batch_capacity.measure(clips, clips, create_hparams(settings), 64.0)
+        find_batch_capacity.measure(clips, clips, create_hparams(settings), None)
 
 
 def test_an_error_that_may_be_memory_is_so_once_batches_have_passed(settings, run, monkeypatch):
