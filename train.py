@@ -259,7 +259,7 @@ class Run:
         for batch in bar:
             began = time.perf_counter()
             problem = f"{title}, batch {progress.batch + 1}: {trial.too_large(batch)}"
-            with trial.explained(problem, hparams.check_memory or progress.step > 0):
+            with trial.explained(problem, hparams.check_memory):
                 call = self.model, self.step, batch, shares[progress.batch]
                 values = trial.with_fallback(*call, together=True)
             values["duration"] = time.perf_counter() - began  # seconds

@@ -225,7 +225,7 @@ def bench_shapes(args: Namespace) -> None:
                 forward, backward, both, _, peak, reserved = np.median(taken[1:], axis=0)
                 base = base or (both, peak)
                 times = f"{forward:.3f} | {backward:.3f} | {both:.3f} | {base[0] / both:.2f}x"
-                memory = f"{peak:.2f} GiB | {peak / base[1]:.2f}x" if base[1] else "|"
+                memory = f"{peak:.2f} GiB | " + (f"{peak / base[1]:.2f}x" if base[1] else "")
                 memory += f" | {reserved:.2f} GiB" if reserved else " |"
                 print(f"| {B} x {T} | {name} | {times} | {memory} |")
 

@@ -8,7 +8,7 @@ The checks come first: the tests, and runs that are stopped, killed and resumed.
 training on noise, times and memory of steps, an epoch of LJSpeech by each batching, and the largest
 batches that fit. Each part has its own budget, nine minutes in all; what it printed is written to
 report.md when it ends, or when its time is over. A part that fails says so and does not stop the
-others; a check that is not done in its time has failed.
+others; a check that does not finish in time counts as failed.
 """
 
 import json

@@ -112,8 +112,9 @@ def _results(model: nn.Module, batch: Any) -> dict[str, Tensor] | Exception:
             # Within preserved_buffers: backward reads the buffers too.
             gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
     except Exception as error:  # a changed module may raise anything
-        if isinstance(error, torch.cuda.OutOfMemoryError) or "CUBLAS_STATUS" in str(error):
-            raise  # cuBLAS may lack memory for its handle
+        no_handle = isinstance(error, RuntimeError) and "CUBLAS_STATUS_NOT_INIT" in str(error)
+        if no_handle or isinstance(error, torch.cuda.OutOfMemoryError):
+            raise  # there may be no memory for cuBLAS's handle
         return error.with_traceback(None)  # which holds tensors
     for name, gradient in zip(weights, gradients, strict=True):
         if gradient is not None:

@@ -125,8 +125,11 @@ def measure(
             longest = np.array([np.argmax([clip.n_frames for clip in clips])])
             choose_decoder(model, loss_function, data.train_set, [longest])
             model.hparams = dataclasses.replace(hparams, decoder=model.decoder.implementation)
+        decoder = model.decoder.implementation
         optimizer, epochs = Adam(model.parameters()), range(hparams.epochs)
         try_run(model, loss_function, optimizer, data, epochs, check_stop=lambda: None)
+        if model.decoder.implementation != decoder:
+            return None
     except UserError:  # a batch does not fit
         return None
     except (RuntimeError, MemoryError) as error:  # not even the weights do

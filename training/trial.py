@@ -22,7 +22,7 @@ from decoder import fall_back_to_scan, scan
 from hparams import HParams
 from layers import preserved_buffers
 from loss_function import Tacotron2Loss
-from model import Tacotron2
+from model import Decoder, Tacotron2
 from training import distributed
 from training.checkpoint import random_state, set_random_state
 from training.device import (
@@ -51,13 +51,15 @@ def too_large(batch: Batch) -> str:
 
 @contextmanager
 def explained(problem: str, others_passed: bool = False) -> Iterator[None]:
-    """Turns running out of memory into a :class:`UserError` that says ``problem`` and the fix; also
-    what may be something else, if other batches have passed."""
+    """Turns running out of memory into a :class:`UserError` that says ``problem`` and the fix. If
+    other batches have passed, an error that may have another cause counts too, and is quoted."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not (may_be_out_of_memory(error) if others_passed else is_out_of_memory(error)):
             raise
+        if not is_out_of_memory(error):
+            problem += f", most likely ({error})".replace("\n", " ")
         raise UserError(
             f"{problem}; free memory on the device, then --resume; or start another run with a "
             "smaller batch_capacity_seconds, batch_size or model"
@@ -151,13 +153,17 @@ def choose_decoder(
     note = ""
     if not distributed.largest(decoder.implementation != "triton"):  # every process can use it
         note = faster_decoder(model, loss_function, batches)
-    if (
-        distributed.largest(decoder.implementation != "triton")
-        and decoder.implementation == "triton"
-    ):
-        decoder.implementation, note = "scan", "decoder=scan, as other processes choose"
     if note:
         print(f"note: {note}")
+    agree_on_decoder(decoder)
+
+
+def agree_on_decoder(decoder: Decoder) -> None:
+    """Makes all processes use scan if one of them does. All call this together."""
+    some_do = distributed.largest(decoder.implementation != "triton")
+    if some_do and decoder.implementation == "triton":
+        decoder.implementation = "scan"
+        print("note: decoder=scan, as other processes choose")
 
 
 def faster_decoder(
@@ -246,6 +252,7 @@ def try_run(
     batches, shapes = largest_batches(clips, data.sampler, epochs)
     try_batches(*parts, data.train_set, batches, check_stop)
     try_shapes(*parts, shapes, text_shapes(data.val_set.clips, data.val_batches))
+    agree_on_decoder(model.decoder)
     check_stop()
 
 
