@@ -53,10 +53,15 @@ def fall_back_to_scan(decoder: nn.Module, problem: str | Exception) -> str:
     """Makes ``decoder`` use scan from now on; returns a note that says so."""
     decoder.implementation = "scan"
     graphs.release_memory()
+    return f"{triton_fails(problem)}; training uses decoder=scan"
+
+
+def triton_fails(problem: str | Exception) -> str:
+    """Says that triton fails, and why."""
     if isinstance(problem, CalledProcessError) or "C compiler" in str(problem):
         # Triton compiles its launchers when they are first used.
         problem = "it needs a C compiler and Python's headers; install gcc and python3-dev"
-    return f"decoder=triton fails ({_in_one_line(problem)}); training uses decoder=scan"
+    return f"decoder=triton fails ({_in_one_line(problem)})"
 
 
 def check_fast_path(model: nn.Module, batch: Any) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from conftest import NO_DROPOUT, build
 from scipy import stats
 
 from batching import batch_statistics, plan_batches
 from cli import UserError
 from hparams import HParams
+from loss_function import Tacotron2Loss
 from scripts import results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -257,6 +261,25 @@ def test_the_plans_of_ljspeech_are_those_of_the_report(batching):
         assert abs(value - float(mean)) <= 5 * float(sd) + 0.05
 
 
-def test_the_patch_of_nvidias_gradient_applies():
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+def test_the_patch_of_nvidias_gradient_changes_one_gradient_and_no_output(tmp_path, batch):
+    """It is wrong where there is padding."""
+    shutil.copy(ROOT / "model.py", tmp_path)
     patch = ROOT / "docs/results/nvidia_gradient.patch"
-    subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, check=True)
+    applied = subprocess.run(["git", "apply", patch], cwd=tmp_path, capture_output=True, text=True)
+    assert applied.returncode == 0, applied.stderr
+    spec = spec_from_file_location("patched_model", tmp_path / "model.py")
+    spec.loader.exec_module(patched := module_from_spec(spec))
+    ours, theirs = build(**NO_DROPOUT), patched.Tacotron2(build(**NO_DROPOUT).hparams)
+    theirs.load_state_dict(ours.state_dict())
+    outputs = [model(batch) for model in (ours, theirs)]
+    assert torch.equal(outputs[0].mel_postnet, outputs[1].mel_postnet)
+    for output in outputs:
+        Tacotron2Loss()(output, batch).total.backward()
+    expected = dict(ours.named_parameters())
+    differ = [
+        name
+        for name, parameter in theirs.named_parameters()
+        if not torch.allclose(parameter.grad, expected[name].grad, rtol=1e-4, atol=1e-7)
+    ]
+    assert differ == ["postnet.convolutions.0.0.conv.weight"]

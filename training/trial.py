@@ -18,7 +18,7 @@ from batching import EpochBatchSampler
 from cli import UserError, progress_bar
 from corpus.clips import Clip
 from data_utils import Batch, Data, Item, MelDataset, batch_capacity, collate, padded_frames
-from decoder import fall_back_to_scan, scan
+from decoder import fall_back_to_scan, scan, triton_fails
 from hparams import HParams
 from layers import preserved_buffers
 from loss_function import Tacotron2Loss
@@ -123,9 +123,8 @@ def with_fallback(
         if model.decoder.implementation != "triton" or may_be_out_of_memory(error):
             raise
         if together and distributed.SEVERAL:
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             fix = "--resume with --hparams decoder=scan"
-            raise UserError(f"decoder=triton fails ({reason}); {fix}") from error
+            raise UserError(f"{triton_fails(error)}; {fix}") from error
         tqdm.write(f"note: {fall_back_to_scan(model.decoder, error)}")
     return function(*arguments)
 
