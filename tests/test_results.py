@@ -239,6 +239,7 @@ def test_a_verdict_follows_the_interval(comparisons, says, paper, low, high, wor
 
 def test_every_interval_of_the_report_is_printed(comparisons, capsys, monkeypatch):
     monkeypatch.setattr(comparisons, "draw_figure4", lambda *_: None)  # writes to docs/
+    monkeypatch.setattr(comparisons, "draw_lrf", lambda _: None)
     comparisons.main()
     interval = r"([-+][\d.]+) ?%? (\([-+][\d.]+ to [-+][\d.]+\))"
     printed = set(re.findall(interval, capsys.readouterr().out))

@@ -1,4 +1,4 @@
-"""Prints the tables of docs/results.md from the records beside this file, and draws figure4.png.
+"""Prints the tables of docs/results.md from the records beside this file, and draws its figures 4 and 5.
 
     python docs/results/comparisons.py
 
@@ -66,9 +66,6 @@ SERIES = {  # title: records and part, the last two validations of which are com
     "halfway": "longest_first/common",
     "shortest first": "shortest_first/annealed",
     "its halfway": "shortest_first/common",
-    "start by SSB-BR": "shortest_first/ssb_start",
-    "its scratch": "shortest_first/scratch",
-    "longer clips": "shortest_first/long",
 }
 
 
@@ -82,9 +79,6 @@ def read(series: str) -> pd.DataFrame:
     if not file.exists():
         return pd.DataFrame(columns=["part", "experiment", "seed", "epoch", *LOSSES.values()])
     records = pd.read_csv(file)
-    if part == "equal_updates":  # of SSB-DBS-BR alone, with a third more epochs
-        others = records[(records.part == "annealed") & (records.experiment != "SSB-DBS-BR")]
-        records = pd.concat([records, others.assign(part=part)])
     return records[records.part == part] if part else records
 
 
@@ -265,41 +259,6 @@ def voice_tables(runs: list[SimpleNamespace]) -> dict[str, str]:
     return {name: text for name, text in tables.items() if name != "table3"}
 
 
-def sweep() -> list[dict[str, str]]:
-    """Returns masked losses of each batch size after the most epochs, steps and minutes that every
-    run has taken, interpolated between validations: means over seeds."""
-    records, by = read("sweep"), ["experiment", "batch_size"]
-    records["epochs"] = records.epoch - records.epoch.min() + 1.0
-    for unit, column in (("steps", "n_batches"), ("minutes", "minutes")):
-        records[unit] = records.epochs * records.groupby(by)[column].transform("median")
-    units = ["epochs", "steps", "minutes"]
-    ends = records.groupby(by)[units].max().min()
-    rows = []
-    for key, group in records.groupby(by):
-        row = dict(zip(("batching", "batch_size"), key, strict=True))
-        for unit in units:
-            losses = pd.Series(
-                np.interp(ends[unit], run[unit], run.masked_loss)
-                for _, run in group.groupby("seed")
-            )
-            title = f"loss after {ends[unit]:.{2 if unit == 'minutes' else 0}f} {unit}"
-            row[title] = f"{losses.mean():.3f} ± {losses.sem():.3f}"
-        rows.append(row)
-    return rows
-
-
-def third_more_epochs() -> list[dict[str, str]]:
-    """Returns the change of the loss from RAND's to that of SSB-DBS-BR, and its share of RAND's
-    time in percent, with 95 % intervals, of the older records."""
-    pair = "shortest_first/equal_updates", "RAND → SSB-DBS-BR"
-    row = {title: shown(*compared(pair[0], loss, pair[1])) for title, loss in LOSSES.items()}
-    minutes = read("timing").pivot(index="seed", columns="experiment", values="minutes")
-    share = 100 * 16 / 12 * minutes["SSB-DBS-BR"] / minutes.RAND
-    half = t.ppf(0.975, len(share) - 1) * share.sem()
-    time = f"{share.mean():.1f} ({share.mean() - half:.1f} to {share.mean() + half:.1f})"
-    return [row | {"time over RAND's %": time}]
-
-
 def more_epochs() -> list[dict[str, str]]:
     """Returns the change on the voice from RAND's loss to that of SSB-DBS-BR after more epochs, and
     its share of RAND's time in percent, with 95 % intervals."""
@@ -314,15 +273,16 @@ def more_epochs() -> list[dict[str, str]]:
     return [row | {"time over RAND's %": time}]
 
 
-def studies() -> list[dict[str, str]]:
-    """Returns the masked losses of runs with other settings, on synthetic speech: their changes
-    from RAND's at its usual learning rate, after equal epochs, and halfway after equal times, which
-    are the processor's of the run that takes least. Each has its own interval."""
+def studies(same: bool = False) -> dict[str, dict[str, list[float]]]:
+    """Returns, of runs with other settings on synthetic speech, how their masked losses differ from
+    RAND's at its usual learning rate; or, of SSB-DBS-BR, from RAND's with the ``same`` setting. The
+    keys are the run, "EXPERIMENT, SERIES", and when: after equal epochs, or halfway after equal
+    times, which are the processor's of the run that takes least. Each has its own interval."""
     records = read("studies")
     records["run"] = records.experiment + ", " + records.series
-    losses = {"after all epochs": last_two(records[records.part == "annealed"], "masked_loss")}
+    losses = {"at the end": last_two(records[records.part == "annealed"], "masked_loss")}
     records = records[records.part == "common"]
-    losses["halfway, equal epochs"] = last_two(records, "masked_loss")
+    losses["halfway"] = last_two(records, "masked_loss")
     minutes = records.groupby("run").processor_minutes.mean()
     epochs = records.groupby("run").epoch.agg(lambda x: x.max() - x.min() + x.diff().median())
     least, start = (minutes * epochs).min(), records.epoch.max() - epochs.max()
@@ -333,14 +293,40 @@ def studies() -> list[dict[str, str]]:
         for key, run in records.groupby(["seed", "run"])
     }
     losses["halfway, equal time"] = pd.Series(at_least).unstack()
-    rows = []
-    for name in losses["after all epochs"]:
-        row = {"run": name, "minutes an epoch": f"{minutes[name]:.3f}"}
-        for title, table in losses.items():
-            logs = np.log(table)
-            row[title] = shown(*change(logs["RAND, rates_1"], logs[name], *residual(logs)))
-        rows.append(row)
-    return rows
+    changes: dict[str, dict[str, list[float]]] = {}
+    for when, table in losses.items():
+        logs = np.log(table)
+        for run in logs:
+            base = run.replace("SSB-DBS-BR", "RAND") if same else "RAND, rates_1"
+            if run != base in logs:
+                changed = change(logs[base], logs[run], *residual(logs))
+                changes.setdefault(run, {})[when] = changed
+    return changes
+
+
+def studies_table(same: bool) -> list[dict[str, str]]:
+    changes = studies(same)
+    return [{"run": run} | {k: shown(*v) for k, v in changes[run].items()} for run in changes]
+
+
+def draw_lrf(path: Path) -> None:
+    """Draws how SSB-DBS-BR's loss differs from RAND's against SSB's LRF."""
+    from matplotlib.figure import Figure
+
+    changes = studies()
+    factors = {lrf: f"SSB-DBS-BR, lrf_{lrf}" for lrf in ("0", "0.05", "0.1", "0.2", "0.5", "1000")}
+    factors["0.1"] = "SSB-DBS-BR, rates_1"
+    axes = (figure := Figure(figsize=(7, 4), layout="constrained")).subplots()
+    for i, when in enumerate(changes[factors["0.1"]]):
+        mean, low, high = np.transpose([changes[run][when] for run in factors.values()])
+        places = np.arange(len(factors)) + 0.1 * (i - 1)
+        axes.errorbar(places, mean, (mean - low, high - mean), fmt="o-", capsize=3, label=when)
+    axes.axhline(0, color="black", linewidth=1)
+    axes.set_xticks(range(len(factors)), factors)
+    axes.set(xlabel="LRF", ylabel="masked loss, change from RAND's in %")
+    axes.grid(alpha=0.25)
+    axes.legend()
+    figure.savefig(path, dpi=160)
 
 
 def table3() -> list[dict[str, str]]:
@@ -372,12 +358,11 @@ def main() -> None:
         print_table(
             f"Change from RAND in %, {title}, each with its own interval", from_random(loss)
         )
-    print_table("SSB-DBS-BR with a third more epochs than RAND", third_more_epochs())
     if not read("more_epochs").empty:
         print_table("SSB-DBS-BR with more epochs than RAND, on the voice", more_epochs())
-    if not read("studies").empty:
-        print_table("Other settings: masked losses, from RAND's in %", studies())
-    print_table("Batch sizes: masked losses after the same epochs, steps and time", sweep())
+    draw_lrf(FOLDER / "figure_lrf.png")
+    print_table("Other settings: masked losses, change from RAND's in %", studies_table(False))
+    print_table("SSB-DBS-BR from RAND with the same setting", studies_table(True))
     print()
     for series, (title, loss) in product(SERIES.values(), LOSSES.items()):
         if not read(series).empty:
