@@ -63,8 +63,8 @@ scratch() {
 
 frames() {  # how soon attention is learnt with several frames a step
     for seed in ${seeds:-0 1000}; do
-        for r in 1 2 3; do
-            for weight in 1 0; do
+        for weight in 1 0; do
+            for r in 1 2 3; do
                 bash scripts/run_all.sh --output runs/frames/frames${r}_guided$weight --only SSB-DBS-BR \
                     --epochs $((weight ? 8 : 24)) --seeds "$seed" --hparams \
                     "${voice/guided_attention_weight=1/guided_attention_weight=$weight},learning_rate=2e-3,epochs_per_validation=1,n_frames_per_step=$r"
