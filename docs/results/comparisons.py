@@ -1,4 +1,4 @@
-"""Prints the tables of docs/results.md from the records beside this file, and draws its figures 4 and 5.
+"""Prints the tables of docs/results.md from the records beside this file, and its figures.
 
     python docs/results/comparisons.py
 
@@ -280,9 +280,9 @@ def studies(same: bool = False) -> dict[str, dict[str, list[float]]]:
     times, which are the processor's of the run that takes least. Each has its own interval."""
     records = read("studies")
     records["run"] = records.experiment + ", " + records.series
-    losses = {"at the end": last_two(records[records.part == "annealed"], "masked_loss")}
+    losses = {"after all epochs": last_two(records[records.part == "annealed"], "masked_loss")}
     records = records[records.part == "common"]
-    losses["halfway"] = last_two(records, "masked_loss")
+    losses["halfway, equal epochs"] = last_two(records, "masked_loss")
     minutes = records.groupby("run").processor_minutes.mean()
     epochs = records.groupby("run").epoch.agg(lambda x: x.max() - x.min() + x.diff().median())
     least, start = (minutes * epochs).min(), records.epoch.max() - epochs.max()
@@ -298,15 +298,22 @@ def studies(same: bool = False) -> dict[str, dict[str, list[float]]]:
         logs = np.log(table)
         for run in logs:
             base = run.replace("SSB-DBS-BR", "RAND") if same else "RAND, rates_1"
-            if run != base in logs:
+            if base in logs and not (same and run == base):
                 changed = change(logs[base], logs[run], *residual(logs))
                 changes.setdefault(run, {})[when] = changed
     return changes
 
 
 def studies_table(same: bool) -> list[dict[str, str]]:
-    changes = studies(same)
-    return [{"run": run} | {k: shown(*v) for k, v in changes[run].items()} for run in changes]
+    """Returns :func:`studies`' changes, with each run's epochs of the first part."""
+    records, rows = read("studies"), []
+    records = records[records.part == "common"].groupby(["experiment", "series"])
+    epochs = records[["processor_minutes", "n_batches"]].mean()
+    for run, changes in studies(same).items():
+        minutes, batches = epochs.loc[tuple(run.split(", "))]
+        row = {"run": run, "min/epoch": f"{minutes:.3f}", "batches/epoch": f"{batches:.0f}"}
+        rows.append(row | {when: shown(*interval) for when, interval in changes.items()})
+    return rows
 
 
 def draw_lrf(path: Path) -> None:
