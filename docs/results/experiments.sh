@@ -40,6 +40,8 @@ ten="RAND SSB-DBS-BR SB SSB SB-BR SSB-BR SB-DBS SSB-DBS BKT-BR ATS-BR"
 model="hop_length=551,symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=160,attention_dim=64,decoder_rnn_dim=160,postnet_embedding_dim=128,p_encoder_dropout=0.3,p_postnet_dropout=0.3"
 voice="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,$every"
 
+reader="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,batch_size=8,symbols_embedding_dim=256,encoder_embedding_dim=256,prenet_dim=128,attention_rnn_dim=256,attention_dim=64,attention_location_n_filters=16,decoder_rnn_dim=256,postnet_embedding_dim=256,p_encoder_dropout=0.3,p_postnet_dropout=0.3,checkpoint_minutes=0,keep_checkpoints=1"
+
 voice_start() {  # SEED: trains the start of the human voice
     start_epochs=4
     bash scripts/run_all.sh --output runs/voice/start --only RAND --epochs $start_epochs --seeds "$1" \
@@ -61,13 +63,13 @@ scratch() {
         --hparams "$voice,learning_rate=1e-3,precise_batch_norm=50"
 }
 
-frames() {  # how soon attention is learnt with several frames a step
+frames() {  # several frames a step, for about the same time each
     for seed in ${seeds:-0 1000}; do
         for weight in 1 0; do
-            for r in 1 2 3; do
-                bash scripts/run_all.sh --output runs/frames/frames${r}_guided$weight --only SSB-DBS-BR \
-                    --epochs $((weight ? 8 : 24)) --seeds "$seed" --hparams \
-                    "${voice/guided_attention_weight=1/guided_attention_weight=$weight},learning_rate=2e-3,epochs_per_validation=1,n_frames_per_step=$r"
+            for frames_epochs in 1,26 3,45 2,40; do
+                bash scripts/run_all.sh --output runs/frames/frames${frames_epochs%,*}_guided$weight \
+                    --only SSB-DBS-BR --epochs ${frames_epochs#*,} --seeds "$seed" --hparams \
+                    "$reader,learning_rate=2e-3,guided_attention_weight=$weight,epochs_per_validation=1,n_frames_per_step=${frames_epochs%,*}"
             done
         done
     done
