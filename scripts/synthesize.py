@@ -1,5 +1,6 @@
 """Speak text with a trained model, by Griffin-Lim, or predict the mels of clips for a vocoder.
 
+    python scripts/synthesize.py "Good morning."            # with the voice in voices/
     python scripts/synthesize.py -c runs/first/checkpoint_best.pt "Good morning." "And you?"
     python scripts/synthesize.py -c runs/first/checkpoint_best.pt -i sentences.txt -o speech
     python scripts/synthesize.py -c runs/first/checkpoint_best.pt -o mels \\
@@ -50,6 +51,7 @@ from speech import Spoken, load_model, speak
 from text import clean_text
 from training.logger import draw_speech
 
+VOICE = Path(__file__).resolve().parent.parent / "voices" / "kathleen.pt"  # without -c
 BATCH_SIZE = 16  # clips, with --teacher_forced
 CHUNK = 64  # texts that are spoken and then written together
 PAUSE = 0.25  # seconds between the pieces of a long text
@@ -209,7 +211,8 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("text", nargs="*", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
     add("-i", "--input", metavar="FILE", type=Path, help="a file of texts")
-    add("-c", "--checkpoint", required=True, type=Path, help="of train.py, export.py or NVIDIA's")
+    checkpoint = "of train.py, export.py or NVIDIA's (default: voices/kathleen.pt)"
+    add("-c", "--checkpoint", metavar="FILE", type=Path, help=checkpoint)
     new = "new or empty (default %(default)s)"
     add("-o", "--output_dir", type=Path, default=Path("runs/speech"), help=new)
     longest = (
@@ -224,7 +227,11 @@ def main(argv: list[str] | None = None) -> None:
     sources = args.text or None, args.input, args.teacher_forced
     if sum(source is not None for source in sources) > 1:
         raise UserError("give texts, or -i FILE, or --teacher_forced LIST, not two of them")
-    model = load_model(args.checkpoint, args.hparams)
+    if args.teacher_forced is not None and args.checkpoint is None:
+        raise UserError("--teacher_forced: give -c, the model that the vocoder is for")
+    if args.checkpoint is None:
+        print(f"note: without -c, {VOICE.name} of this repository speaks (voices/README.md)")
+    model = load_model(args.checkpoint or VOICE, args.hparams)
     if args.teacher_forced is not None:
         predict_mels(model, args)
     else:

@@ -11,6 +11,7 @@ from itertools import permutations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import NO_DROPOUT, build
@@ -210,11 +211,29 @@ def test_a_comparison_is_that_of_a_randomised_block_design(comparisons):
     residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
     df = (len(table) - 1) * (table.shape[1] - 1)
     sd = math.sqrt((residuals**2).sum() / df)
-    assert comparisons.residual(logs) == (pytest.approx(sd), df)
-    difference = (logs["SSB-DBS-BR"] - logs["RAND"]).mean()
-    half = stats.t(df).ppf(0.975) * sd * math.sqrt(2 / len(table))
-    expected = 100 * np.expm1([difference, difference - half, difference + half])
-    assert comparisons.change(logs.RAND, logs["SSB-DBS-BR"], sd, df) == pytest.approx(expected)
+    effects = comparisons.Effects(logs)
+    assert (effects.sd, effects.df) == (pytest.approx(sd), df)
+    steps = logs["SSB-DBS-BR"] - logs["RAND"], logs["SB-BR"] - logs["SB"]
+    for comparison, difference, n in (
+        ("RAND → SSB-DBS-BR", steps[0].mean(), 2),
+        ("RAND → SSB-DBS-BR less SB → SB-BR", (steps[0] - steps[1]).mean(), 4),
+    ):
+        half = stats.t(df).ppf(0.975) * sd * math.sqrt(n / len(table))
+        expected = 100 * np.expm1([difference, difference - half, difference + half])
+        change = effects.change(comparisons.weights_of(comparison))
+        assert change == pytest.approx(expected)
+
+
+def test_runs_of_seeds_that_another_experiment_lacks_count_too(comparisons):
+    logs = pd.DataFrame({"A": [0.1, 0.3, NAN], "B": [0.2, NAN, 0.5], "C": [0.4, 0.6, 0.7]})
+    for lost in (None, (0, "B")):  # A and B then share no seed
+        if lost:
+            logs.loc[lost] = NAN
+        effects = {"A": 0.0, "B": 0.1, "C": 0.3}
+        for name, effect in effects.items():
+            logs[name] = (logs["C"] - 0.3 + effect).where(logs[name].notna())
+        change, *_ = comparisons.Effects(logs).change(comparisons.weights_of("A → B"))
+        assert change == pytest.approx(100 * math.expm1(0.1))
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Trains what docs/results.md compares, with one thread; call it again to continue.
 #
+#     bash docs/results/experiments.sh corpus DIR  # prepares the human voice: DIR has it as published
 #     bash docs/results/experiments.sh voice       # the ten experiments on a human voice
 #     bash docs/results/experiments.sh scratch     # the same without a start by RAND
 #     bash docs/results/experiments.sh frames      # several frames a step, on the same voice
-#     bash docs/results/experiments.sh times       # an epoch of each, five times
+#     bash docs/results/experiments.sh times       # an epoch of each, four times
 #     bash docs/results/experiments.sh gradient    # with NVIDIA's gradient
 #     bash docs/results/experiments.sh rates       # learning rates, and smaller batches with DBS
 #     bash docs/results/experiments.sh lrf         # SSB's local randomisation factor
 #
-# The first four are trained on a human voice, of which docs/results.md says how to get it; the others
+# voice to times are trained on a human voice, of which docs/results.md says how to get it; the others
 # on synthetic speech. All but scratch and frames go on from epochs of RAND, one training a seed; all
 # but those and times at a learning rate that falls halfway. The voice takes 2 to 3 hours of one core a
 # seed, scratch 2, the others 1 to 2. A second argument names the seeds (of all but times), so that two
@@ -41,6 +42,18 @@ model="hop_length=551,symbols_embedding_dim=128,encoder_embedding_dim=128,prenet
 voice="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,$every"
 
 reader="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,batch_size=8,symbols_embedding_dim=256,encoder_embedding_dim=256,prenet_dim=128,attention_rnn_dim=256,attention_dim=64,attention_location_n_filters=16,decoder_rnn_dim=256,postnet_embedding_dim=256,p_encoder_dropout=0.3,p_postnet_dropout=0.3,checkpoint_minutes=0,keep_checkpoints=1"
+
+corpus() {  # validates on 100 sentences, and trains on all takes of the others
+    "$PYTHON" scripts/prepare_corpus.py "$1" --name kathleen --convert_to data/kathleen
+    local all
+    all=$(sort filelists/kathleen_train.txt filelists/kathleen_val.txt)
+    awk -F '|' 'NR == FNR {ids[$1]; next}
+        {id = $1; sub(".*/", "", id); sub("[.][^.]*$", "", id)}
+        id in ids' filelists/kathleen_val_ids.txt - <<< "$all" > filelists/kathleen_val.txt
+    awk -F '|' 'NR == FNR {texts[$2]; next} !($2 in texts)' \
+        filelists/kathleen_val.txt - <<< "$all" > filelists/kathleen_train.txt
+    wc -l filelists/kathleen_train.txt filelists/kathleen_val.txt
+}
 
 voice_start() {  # SEED: trains the start of the human voice
     start_epochs=4
@@ -77,7 +90,7 @@ frames() {  # several frames a step, for about the same time each
 
 times() {  # an epoch of each, in an order that rotates from round to round
     voice_start 0
-    for round in 0 1 2 3 4; do
+    for round in 0 1 2 3; do
         for experiment in $(echo $ten $ten | cut -d ' ' -f $((round + 1))-$((round + 10))); do
             bash scripts/run_all.sh --start runs/voice/start/RAND --output runs/times/round$round \
                 --only "$experiment" --epochs $((start_epochs + 1)) --seeds 0 \
@@ -132,4 +145,4 @@ lrf() {
 }
 
 seeds=${2:-}
-"$1"
+"$@"
