@@ -12,14 +12,16 @@ import torch
 from conftest import TINY, build, save_model
 from hypothesis import strategies as st
 
+import speech
 from cli import UserError
-from corpus.clips import load_clips
+from corpus.clips import check_text, load_clips
 from corpus.mels import open_mels
 from data_utils import MelDataset, collate
 from hparams import create_hparams
 from model import Tacotron2
 from scripts import synthesize
 from speech import load_model
+from text import clean_text
 from training.checkpoint import load_checkpoint
 
 
@@ -53,6 +55,29 @@ def test_each_text_is_spoken(speak, trained, tmp_path):
     assert rate == 22050 and len(samples) == 19 * 276
     speak(*arguments)  # again
     assert np.array_equal(mel, np.load(tmp_path / "speech" / "1.npy"))
+
+
+def test_without_a_checkpoint_the_voice_of_this_repository_speaks(tmp_path, capsys):
+    synthesize.main(["-o", f"{tmp_path}/speech", "Good morning."])
+    lines = capsys.readouterr().out.splitlines()
+    note, line = (line for line in lines if "no GPU" not in line)
+    assert note == "note: without -c, kathleen.pt of this repository speaks (voices/README.md)"
+    seconds = float(re.fullmatch(rf"{tmp_path}/speech/1\.wav: ([\d.]+) s", line)[1])
+    assert 0.5 < seconds < 1.5
+    with pytest.raises(UserError, match=r"^--teacher_forced: give -c, "):
+        synthesize.main(["-o", f"{tmp_path}/mels", "--teacher_forced", "list.txt"])
+
+
+def test_the_voice_of_this_repository_reads_sentences():
+    texts = "The morning was cold, and the road was long.", "Who would believe such a story?"
+    model = load_model(synthesize.VOICE)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    hop_seconds = model.hparams.hop_length / model.hparams.sampling_rate
+    ids = [check_text(text, model.hparams) for text in texts]
+    for i, spoken in speech.speak(model, ids):
+        cleaned = clean_text(texts[i], model.hparams.text_cleaners)
+        assert spoken.stopped
+        assert speech.attention_errors(spoken.alignment, cleaned, hop_seconds) == ([], 0, 0)
 
 
 def test_a_checkpoints_own_alphabet_is_spoken(speak, tmp_path):

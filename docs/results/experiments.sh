@@ -4,6 +4,8 @@
 #     bash docs/results/experiments.sh corpus DIR  # prepares the human voice: DIR has it as published
 #     bash docs/results/experiments.sh voice       # the ten experiments on a human voice
 #     bash docs/results/experiments.sh scratch     # the same without a start by RAND
+#     bash docs/results/experiments.sh reader      # voices/kathleen.pt, of the same voice
+#     bash docs/results/experiments.sh warm        # a German voice, from that one and from nothing
 #     bash docs/results/experiments.sh frames      # several frames a step, on the same voice
 #     bash docs/results/experiments.sh times       # an epoch of each, four times
 #     bash docs/results/experiments.sh gradient    # with NVIDIA's gradient
@@ -85,6 +87,37 @@ frames() {  # several frames a step, for about the same time each
                     "$reader,learning_rate=2e-3,guided_attention_weight=$weight,epochs_per_validation=1,n_frames_per_step=${frames_epochs%,*}"
             done
         done
+    done
+}
+
+reader() {  # 120 epochs at learning rates that fall
+    local folder settings start=()
+    for stage in 2e-3,40 1e-3,70 5e-4,100 2e-4,120; do
+        folder=runs/reader/${stage%,*} settings="learning_rate=${stage%,*},epochs=${stage#*,}"
+        if [ -e "$folder/hparams.json" ]; then
+            "$PYTHON" train.py -o "$folder" --resume
+        elif [ ${#start[@]} = 0 ]; then
+            "$PYTHON" train.py -o "$folder" \
+                --hparams "$reader,guided_attention_weight=1,n_frames_per_step=2,$settings"
+        else
+            "$PYTHON" train.py -o "$folder" "${start[@]}" --hparams "$settings"
+        fi
+        start=(-c "$(ls "$folder"/checkpoint_0*.pt | tail -1)")
+    done
+    "$PYTHON" scripts/export.py "${start[@]}" -o runs/reader/kathleen.pt --format half
+}
+
+warm() {  # filelists/kerstin_{train,val}.txt: 320 clips, of which 67 have five minutes, and 80
+    local german="data_dir=data/kerstin,validation_files=filelists/kerstin_val.txt,text_cleaners=basic_cleaners,symbols=@filelists/kerstin_symbols.txt,learning_rate=1e-3,epochs_per_validation=5,epochs_per_checkpoint=5,keep_checkpoints=100"
+    head -n 67 filelists/kerstin_train.txt > filelists/kerstin5_train.txt
+    for clips_epochs in kerstin,60 kerstin5,150; do
+        local settings="$german,training_files=filelists/${clips_epochs%,*}_train.txt,epochs=${clips_epochs#*,}"
+        local folder=runs/warm/${clips_epochs%,*}
+        "$PYTHON" train.py -o ${folder}_warm -c voices/kathleen.pt --warm_start --hparams "$settings"
+        "$PYTHON" train.py -o ${folder}_decoder -c voices/kathleen.pt --warm_start \
+            --hparams "$settings,ignore_layers=[embedding,encoder]"
+        "$PYTHON" train.py -o ${folder}_nothing \
+            --hparams "$reader,guided_attention_weight=1,n_frames_per_step=2,$settings"
     done
 }
 
