@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from decoder import fastest_decoder, recurrences, scan
+from decoder import recurrences, scan
 from layers import ConvNorm, LinearNorm, draw_mask, dropout, length_mask, repeat_steps
 
 CHECK_EVERY = 16  # steps of inference after which it is asked whether all clips have ended
@@ -302,8 +302,6 @@ class Decoder(nn.Module):
         if self.implementation == "reference":
             *features, alignment = self._loop(*inputs)
         else:
-            if self.implementation == "auto":
-                self.implementation, _ = fastest_decoder(memory.device)
             *features, alignment = self._scan(*inputs, dtype)
         # (n_steps, B, D_step), (n_steps, B)
         frames, gate = self.project(*features, *self.output_weights())

@@ -203,11 +203,16 @@ class Run:
             decoder = self.model.decoder.implementation
             if self.device.type == "cuda" and decoder in ("auto", "triton"):
                 print("checking the decoder; kernels compile, for about a minute the first time")
-            for note in check_fast_path(self.model, batch):
-                print(f"note: {note}")
+            with trial.explained("checking the decoder: out of memory", others_passed=True):
+                for note in check_fast_path(self.model, batch):
+                    print(f"note: {note}")
+            chosen = self.model.decoder.implementation
+            if chosen == "triton":  # which has not been tried in this precision yet
+                self.model.decoder.implementation = "scan"
             self.replica = distributed.replicated(
                 self.model, lambda model: self.loss_function(model(batch), batch).objective
             )
+            self.model.decoder.implementation = chosen
 
     def open_logger(self, log_dir: Path, resumed: Path | None) -> None:
         """Writes hparams.json, and opens the logs after the last line that was done."""

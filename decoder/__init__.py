@@ -49,10 +49,15 @@ def fastest_decoder(device: torch.device) -> tuple[str, str]:
     return "triton", ""
 
 
-def fall_back_to_scan(decoder: nn.Module, problem: str | Exception) -> str:
-    """Makes ``decoder`` use scan from now on; returns a note that says so."""
+def use_scan(decoder: nn.Module) -> None:
+    """Makes ``decoder`` use scan from now on, and frees what triton kept."""
     decoder.implementation = "scan"
     graphs.release_memory()
+
+
+def fall_back_to_scan(decoder: nn.Module, problem: str | Exception) -> str:
+    """Makes ``decoder`` use scan from now on; returns a note that says so."""
+    use_scan(decoder)
     return f"{triton_fails(problem)}; training uses decoder=scan"
 
 
@@ -73,6 +78,9 @@ def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
 
     Returns:
         a note for each of the two that differs, or a single one on what the modules raise
+
+    Raises:
+        RuntimeError: the modules or scan fail, perhaps for want of memory.
     """
     notes = []
     chosen = {model.encoder: model.encoder.implementation}
@@ -85,6 +93,8 @@ def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
         part.implementation = "reference"
     expected = _results(model, batch)
     if isinstance(expected, Exception):
+        if _may_be_memory(expected):
+            raise expected
         reason = f"the model's modules raise {_in_one_line(expected)}"
         return [*notes, f"{reason}; training uses them"]
     for part, implementation in chosen.items():
@@ -93,6 +103,8 @@ def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
         if problem and implementation == "triton" and part is model.decoder:
             notes.append(fall_back_to_scan(part, problem))
             problem = _difference(expected, _results(model, batch))
+        if isinstance(problem, Exception) and _may_be_memory(problem):
+            raise problem
         if problem:
             part.implementation = "reference"
             notes.append(
@@ -117,14 +129,18 @@ def _results(model: nn.Module, batch: Any) -> dict[str, Tensor] | Exception:
             # Within preserved_buffers: backward reads the buffers too.
             gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
     except Exception as error:  # a changed module may raise anything
-        no_handle = isinstance(error, RuntimeError) and "CUBLAS_STATUS_NOT_INIT" in str(error)
-        if no_handle or isinstance(error, torch.cuda.OutOfMemoryError):
-            raise  # there may be no memory for cuBLAS's handle
         return error.with_traceback(None)  # which holds tensors
     for name, gradient in zip(weights, gradients, strict=True):
         if gradient is not None:
             results[f"gradient of {name}"] = gradient
     return results
+
+
+def _may_be_memory(error: Exception) -> bool:
+    """Returns whether ``error`` says no more of the modules than that memory may have run out."""
+    unclear = "CUBLAS_STATUS_NOT_INITIALIZED", "unable to find an engine"  # cuDNN's
+    is_unclear = isinstance(error, RuntimeError) and any(text in str(error) for text in unclear)
+    return is_unclear or isinstance(error, torch.OutOfMemoryError)
 
 
 @contextmanager

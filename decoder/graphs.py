@@ -118,25 +118,27 @@ class _Graph:
         current, stream, graph = torch.cuda.current_stream(), _stream(0), torch.cuda.CUDAGraph()
         stream.wait_stream(current)
         # Not by torch.cuda.graph(), which synchronises and empties the caches for each of them.
-        with torch.cuda.stream(stream):
-            self.run(*self.tensors)  # kernels compile, and libraries allocate
-            try:
-                # The loader's thread may pin memory meanwhile: stricter modes forbid it.
-                graph.capture_begin(_pool(), capture_error_mode="thread_local")
+        try:
+            with torch.cuda.stream(stream):
+                self.run(*self.tensors)  # kernels compile, and libraries allocate
                 try:
-                    self.run(*self.tensors)
-                finally:
-                    graph.capture_end()
-            except Exception as error:  # of memory too, whose class depends on PyTorch's version
-                # The random generator may still be capturing, and then scan could not drop units.
-                generator = torch.cuda.default_generators[self.constants[0].get_device()]
-                generator.graphsafe_set_state(generator.clone_state())
-                first = error
-                while first.__context__:
-                    first = first.__context__
-                reason = str(first).partition("\n")[0]
-                raise CaptureError(f"CUDA graph capture failed: {reason}") from error
-        current.wait_stream(stream)
+                    # The loader's thread may pin memory meanwhile: stricter modes forbid it.
+                    graph.capture_begin(_pool(), capture_error_mode="thread_local")
+                    try:
+                        self.run(*self.tensors)
+                    finally:
+                        graph.capture_end()
+                except Exception as error:  # of memory too, by a class that depends on PyTorch
+                    # The random generator may still be capturing; then scan could not drop units.
+                    generator = torch.cuda.default_generators[self.constants[0].get_device()]
+                    generator.graphsafe_set_state(generator.clone_state())
+                    first = error
+                    while first.__context__:
+                        first = first.__context__
+                    reason = str(first).partition("\n")[0]
+                    raise CaptureError(f"CUDA graph capture failed: {reason}") from error
+        finally:
+            current.wait_stream(stream)  # the buffers may be freed, but the kernels still write
         return graph
 
 
@@ -153,6 +155,7 @@ def release_memory() -> None:
     """Frees the graphs and their buffers."""
     _graph.cache_clear()
     _flat.clear()
+    _pool.cache_clear()  # PyTorch forgets a pool with its last graph
 
 
 def _buffer(i: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -202,6 +202,11 @@ def test_a_capture_without_memory_is_no_batch_that_is_too_large(graphs, monkeypa
     with pytest.raises(cuda_graphs.CaptureError, match="CUDA out of memory") as error:
         graphs[0]._capture()
     assert not may_be_out_of_memory(error.value)
+    run.side_effect = RuntimeError("no kernel image")  # while it compiles
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        graphs[0]._capture()
+    # What runs next waits for the kernels that were started: their buffers may be freed.
+    assert cuda.current_stream().wait_stream.call_count == 2
 
 
 # Races

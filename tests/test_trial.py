@@ -224,15 +224,60 @@ def test_all_processes_choose_scan_if_one_of_them_cannot_use_triton(monkeypatch,
     assert capsys.readouterr().out == "note: decoder=scan, as other processes choose\n"
 
 
-def test_the_check_names_what_compiling_needs(monkeypatch):
-    """Triton builds its launchers when kernels first run: with gcc, and Python's headers."""
-    kernels = Mock(decode=Mock(side_effect=CalledProcessError(1, ["gcc"])))
-    recurrences = {"triton": kernels, "scan": scan}.__getitem__
-    monkeypatch.setattr(model_module, "recurrences", recurrences)
+FAILURES = {  # of triton in the check: what the note says
+    "launcher": (CalledProcessError(1, ["gcc"]), "install gcc and python3-dev"),
+    "memory": (torch.OutOfMemoryError("CUDA out of memory"), "OutOfMemoryError: CUDA out of"),
+    "handle": (RuntimeError("CUBLAS_STATUS_NOT_INITIALIZED"), "RuntimeError: CUBLAS_STATUS"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_whatever_fails_with_triton_alone_the_check_goes_on_with_scan(monkeypatch, failure):
+    error, reason = FAILURES[failure]
+    fail_with_triton(monkeypatch, error)
     model, items = build(), [trial.blank(5, 6, 10)] * 2
     model.decoder.implementation = "triton"
     (note,) = check_fast_path(model, collate(items))
-    assert "install gcc and python3-dev" in note and model.decoder.implementation == "scan"
+    assert reason in note and model.decoder.implementation == "scan"
+
+
+def fail_with_triton(monkeypatch, error: Exception) -> None:
+    kernels = Mock(decode=Mock(side_effect=error))
+    recurrences = {"triton": kernels, "scan": scan, "auto": scan}.__getitem__
+    monkeypatch.setattr(model_module, "recurrences", recurrences)
+
+
+def test_what_the_fallbacks_do_not_cover_never_uses_triton(settings, run, monkeypatch):
+    """The first pass of several replicas, and a model that train.py has not checked."""
+    fail_with_triton(monkeypatch, RuntimeError("no kernel image"))
+    passes = []
+
+    def replicated(model, loss):
+        passes.append(loss(model))
+        return model
+
+    def check_fast_path(model, _):
+        model.decoder.implementation = "triton"
+        return []
+
+    def choose_decoder(model, *_):
+        assert model.decoder.implementation == "triton"
+        model.decoder.implementation = "scan"
+
+    monkeypatch.setattr(train.distributed, "replicated", replicated)
+    monkeypatch.setattr(train, "check_fast_path", check_fast_path)
+    monkeypatch.setattr(trial, "choose_decoder", choose_decoder)
+    assert run("run", settings + "decoder=auto,epochs=1") == 0 and len(passes) == 1
+    build(decoder="auto").eval()(collate([trial.blank(5, 6, 10)]))
+
+
+def test_a_step_that_is_repeated_moves_batch_norm_once(monkeypatch):
+    fail_with_triton(monkeypatch, RuntimeError("no kernel image"))
+    model, batch = build(), collate([trial.blank(5, 6, 10)] * 2)
+    model.decoder.implementation = "triton"
+    trial.with_fallback(model, model, batch)
+    moved = {n: int(b) for n, b in model.named_buffers() if n.endswith("num_batches_tracked")}
+    assert set(moved.values()) == {1} and any("encoder" in name for name in moved)
 
 
 @pytest.mark.parametrize("where", ["memory_error", "step", "validate_run"])
@@ -258,6 +303,7 @@ def test_a_run_goes_on_with_scan_after_a_failure_of_triton_and_keeps_it(
         return works(*arguments)
 
     monkeypatch.setattr(model_module, "recurrences", lambda _: scan)
+    monkeypatch.setattr(model_module.Decoder, "graph_shapes", lambda *_: [])
     monkeypatch.setattr(train, "check_fast_path", check_fast_path)
     monkeypatch.setattr(trial, "choose_decoder", choose_decoder)
     monkeypatch.setattr(owner, where, fails_once)
@@ -387,7 +433,8 @@ def test_the_memory_of_a_cpu_ends_as_a_gpus_does(tmp_path, settings):
     process = Forked("-c", code, "-o", tmp_path / "run", "--hparams", large)
     _, errors = process.communicate()
     message = r"error: a batch of \d clips, up to \d+ .*; not even one clip .*\n"
-    assert process.returncode == 2 and re.fullmatch(message, errors), errors
+    # With Triton installed, its bindings may write of leaks after that.
+    assert process.returncode == 2 and re.match(message, errors), errors
 
 
 def search(monkeypatch, *options: str) -> None:

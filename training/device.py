@@ -170,9 +170,11 @@ def may_be_out_of_memory(error: BaseException) -> bool:
 def free_cached_memory(device: torch.device) -> None:
     """Gives a GPU's unused memory back to it."""
     if device.type == "cuda":
-        # Before PyTorch 2.12, the allocator refuses this after a CUDA graph capture has failed.
-        with suppress(RuntimeError):
+        try:
             torch.cuda.empty_cache()
+        except RuntimeError as error:
+            if "captures_underway" not in str(error):  # else a capture failed (PyTorch < 2.12)
+                raise
 
 
 def synchronize(device: torch.device) -> None:

@@ -18,7 +18,7 @@ from batching import EpochBatchSampler
 from cli import UserError, progress_bar
 from corpus.clips import Clip
 from data_utils import Batch, Data, Item, MelDataset, batch_capacity, collate, padded_frames
-from decoder import fall_back_to_scan, scan, triton_fails
+from decoder import fall_back_to_scan, scan, triton_fails, use_scan
 from hparams import HParams
 from layers import preserved_buffers
 from loss_function import Tacotron2Loss
@@ -105,7 +105,8 @@ def with_fallback(
     model: Tacotron2, function: Callable[..., Result], *arguments: object, together: bool = False
 ) -> Result:
     """Calls ``function``. If it fails while the model uses decoder=triton, for another reason than
-    memory, the model uses scan from then on, a line says so, and ``function`` is called again.
+    memory, the model uses scan from then on, a line says so, and ``function`` is called again, with
+    the model's buffers as they were.
 
     Args:
         together: all processes call ``function``, and wait for each other in it.
@@ -114,6 +115,7 @@ def with_fallback(
         UserError: it failed in one of several processes ``together``, where the others are in the
             middle of it.
     """
+    before = [buffer.clone() for buffer in model.buffers()]
     try:
         with distributed.explained():
             return function(*arguments)
@@ -126,6 +128,8 @@ def with_fallback(
             fix = "--resume with --hparams decoder=scan"
             raise UserError(f"{triton_fails(error)}; {fix}") from error
         tqdm.write(f"note: {fall_back_to_scan(model.decoder, error)}")
+    for buffer, value in zip(model.buffers(), before, strict=True):
+        buffer.copy_(value)
     return function(*arguments)
 
 
@@ -148,7 +152,8 @@ def choose_decoder(
     scan. All processes do the same. Prints which, and why. Leaves all else as it was."""
     decoder, lengths = model.decoder, np.array([clip.n_frames for clip in dataset.clips])
     by_size = sorted(plan, key=lambda batch: len(batch) * lengths[batch].max())
-    batches = [[dataset[i] for i in indices] for indices in (by_size[len(plan) // 2], by_size[-1])]
+    chosen = dict.fromkeys((len(plan) - 1, len(plan) // 2))  # the largest first: buffers grow once
+    batches = [[dataset[i] for i in by_size[j]] for j in chosen]
     note = ""
     if not distributed.largest(decoder.implementation != "triton"):  # every process can use it
         note = faster_decoder(model, loss_function, batches)
@@ -161,7 +166,7 @@ def agree_on_decoder(decoder: Decoder) -> None:
     """Makes all processes use scan if one of them does. All call this together."""
     some_do = distributed.largest(decoder.implementation != "triton")
     if some_do and decoder.implementation == "triton":
-        decoder.implementation = "scan"
+        use_scan(decoder)
         print("note: decoder=scan, as other processes choose")
 
 
@@ -199,6 +204,8 @@ def faster_decoder(
             for name, taken in steps.items():
                 seconds[name] += taken.seconds
     decoder.implementation = min(seconds, key=seconds.__getitem__)
+    if decoder.implementation == "scan":
+        use_scan(decoder)
     if not any(seconds.values()):
         return "decoder=scan: batches do not fit in memory, so nothing was compared"
     times = " and ".join(f"{taken:.3f} s with {name}" for name, taken in seconds.items())
@@ -238,7 +245,7 @@ def try_run(
     epochs: Iterable[int],
     check_stop: Callable[[], None],
 ) -> None:
-    """Tries the largest batches of ``epochs``, and the shapes of all, validation's too. Leaves the
+    """Tries the shapes of all batches of ``epochs`` and of validation, and the largest. Leaves the
     model as it was; but if decoder=triton fails, the model uses scan from then on.
 
     Args:
@@ -249,8 +256,8 @@ def try_run(
     """
     clips, parts = data.train_set.clips, (model, loss_function, optimizer)
     batches, shapes = largest_batches(clips, data.sampler, epochs)
-    try_batches(*parts, data.train_set, batches, check_stop)
     try_shapes(*parts, shapes, text_shapes(data.val_set.clips, data.val_batches))
+    try_batches(*parts, data.train_set, batches, check_stop)  # beside the graphs of all shapes
     agree_on_decoder(model.decoder)
     check_stop()
 
@@ -307,7 +314,8 @@ def try_shapes(
     graphs += [(validate, shape) for shape in decoder.graph_shapes(validation)]
     with unchanged(model):
         try:
-            for run, (B, T_in) in graphs:
+            title = "capturing CUDA graphs"
+            for run, (B, T_in) in progress_bar(graphs, title) if graphs else ():
                 if decoder.implementation != "triton":  # it has just failed
                     break
                 with_fallback(model, run, [blank(T_in, T_out, hparams.n_mel_channels)] * B)
