@@ -119,7 +119,8 @@ def refuse_other_data(
 
 def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     """Returns the training and the validation clips, checked: lists, texts, headers, and the
-    samples of those whose mels are not cached. Characters without a symbol are printed.
+    samples of those whose mels are not cached. Characters without a symbol are printed, and how
+    many validation texts are trained on.
 
     Raises:
         UserError: all problems, one per line. With ``on_bad_clip=skip`` bad clips are printed and
@@ -169,6 +170,12 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
             print(f"skipped {len(bad)} of the {n_lines:,} clips of {filelists}")
         good.append([clip for clip in clips if clip.location not in bad])
     val, train = good
+    trained_on = {tuple(clip.ids) for clip in train}
+    if n := sum(tuple(clip.ids) in trained_on for clip in val):
+        print(
+            f"note: {n:,} of the {len(val):,} validation clips have texts that are trained on, so "
+            "losses say less of other texts; scripts/prepare_corpus.py keeps them apart"
+        )
     return train, val
 
 

@@ -33,7 +33,7 @@ import soxr
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cli import ArgumentParser, UserError, exit_on_user_error, replacing
+from cli import ArgumentParser, UserError, counted, exit_on_user_error, replacing
 from corpus.clips import (
     Clip,
     Line,
@@ -266,6 +266,10 @@ def prepare(args: argparse.Namespace) -> None:
         convert(clips, args.convert_to, corpus, args.sampling_rate, args.trim_db)
         corpus = args.convert_to
         clips = check_corpus(*read_table(corpus), hparams)
+    takes = Counter(tuple(clip.ids) for clip in clips).values()
+    if repeated := [n for n in takes if n > 1]:
+        several = f"{sum(repeated):,} clips, of {counted(len(repeated), 'text')}"
+        print(f"note: {several}, share theirs with others; clips of one text are in one list")
     for file, part in zip(files, split(clips), strict=True):
         rows = [f"{os.path.relpath(clip.path, corpus)}|{clip.text}" for clip in part]
         write_lines(Path(file), rows)

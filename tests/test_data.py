@@ -68,6 +68,17 @@ def test_each_list_may_have_a_folder_of_its_own(corpus, hparams, monkeypatch):
     assert data_utils.data_fingerprint(*merged) == data_utils.data_fingerprint(train, val)
 
 
+def test_validation_texts_that_are_trained_on_are_counted(corpus, hparams, capsys):
+    load_data(hparams)
+    assert "trained on" not in capsys.readouterr().out
+    text = (corpus / "train.txt").read_text().splitlines()[0].partition("|")[2].upper()
+    first, *others = (corpus / "val.txt").read_text().splitlines()
+    lines = f"{first.partition('|')[0]}|{text}", *others
+    (corpus / "val.txt").write_text("\n".join(lines))
+    load_data(hparams)
+    assert "note: 1 of the 4 validation clips have texts that are tr" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "problem"),
     [
