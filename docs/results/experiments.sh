@@ -108,9 +108,9 @@ reader() {  # 120 epochs at learning rates that fall
 }
 
 warm() {  # filelists/kerstin_{train,val}.txt: 320 clips, of which 67 have five minutes, and 80
-    local german="data_dir=data/kerstin,validation_files=filelists/kerstin_val.txt,text_cleaners=basic_cleaners,symbols=@filelists/kerstin_symbols.txt,learning_rate=1e-3,epochs_per_validation=5,epochs_per_checkpoint=5,keep_checkpoints=100"
+    local german="data_dir=data/kerstin,validation_files=filelists/kerstin_val.txt,text_cleaners=basic_cleaners,symbols=@filelists/kerstin_symbols.txt,learning_rate=1e-3,epochs_per_validation=5,epochs_per_checkpoint=10,keep_checkpoints=100"
     head -n 67 filelists/kerstin_train.txt > filelists/kerstin5_train.txt
-    for clips_epochs in kerstin,60 kerstin5,150; do
+    for clips_epochs in kerstin,40 kerstin5,100; do
         local settings="$german,training_files=filelists/${clips_epochs%,*}_train.txt,epochs=${clips_epochs#*,}"
         local folder=runs/warm/${clips_epochs%,*}
         "$PYTHON" train.py -o ${folder}_warm -c voices/kathleen.pt --warm_start --hparams "$settings"
