@@ -272,7 +272,7 @@ def _show(axes: Any, values: Tensor, frame: float, **colours: Any) -> Any:
 
 
 def _set_title(axes: Any, text: str) -> None:
-    title = text if len(text) <= 90 else f"{text[:89]}…"
+    title = text if len(text) <= 75 else f"{text[:74]}…"
     axes.set_title(title, loc="left", parse_math=False)  # $ is a dollar
 
 
