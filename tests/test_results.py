@@ -234,6 +234,8 @@ def test_runs_of_seeds_that_another_experiment_lacks_count_too(comparisons):
             logs[name] = (logs["C"] - 0.3 + effect).where(logs[name].notna())
         change, *_ = comparisons.Effects(logs).change(comparisons.weights_of("A → B"))
         assert change == pytest.approx(100 * math.expm1(0.1))
+    apart = pd.DataFrame({"A": [0.1, NAN], "B": [NAN, 0.5]})
+    assert np.isnan(comparisons.Effects(apart).change(comparisons.weights_of("A → B"))).all()
 
 
 @pytest.mark.parametrize(

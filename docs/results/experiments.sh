@@ -12,12 +12,13 @@
 #     bash docs/results/experiments.sh rates       # learning rates, and smaller batches with DBS
 #     bash docs/results/experiments.sh lrf         # SSB's local randomisation factor
 #
-# voice to times are trained on a human voice, of which docs/results.md says how to get it; the others
-# on synthetic speech. All but scratch and frames go on from epochs of RAND, one training a seed; all
-# but those and times at a learning rate that falls halfway. The voice takes 2 to 3 hours of one core a
-# seed, scratch 2, the others 1 to 2. A second argument names the seeds (of all but times), so that two
-# calls can use two cores: start the second once the first one trains. The runs are in runs/SERIES.
+# corpus prepares the voice that voice to times train on, but for warm's, which docs/speech.md names; the
+# others make their own, synthetic. voice, times and those others go on from epochs of RAND, one training
+# a seed. The voice takes 2 to 3 hours of one core a seed, scratch, reader and frames 2 to 4, the others
+# 1 to 2. A second argument names the seeds (of all but reader, warm and times), so that two calls can
+# use two cores: start the second once the first one trains. The runs are in runs/SERIES.
 set -euo pipefail
+here=$PWD  # where DIR starts
 cd "$(dirname "$0")/../.."
 source scripts/venv.sh
 case $PYTHON in .venv/*) PYTHON=$PWD/$PYTHON ;; esac
@@ -45,16 +46,28 @@ voice="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,valida
 
 reader="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,batch_size=8,symbols_embedding_dim=256,encoder_embedding_dim=256,prenet_dim=128,attention_rnn_dim=256,attention_dim=64,attention_location_n_filters=16,decoder_rnn_dim=256,postnet_embedding_dim=256,p_encoder_dropout=0.3,p_postnet_dropout=0.3,checkpoint_minutes=0,keep_checkpoints=1"
 
-corpus() {  # validates on 100 sentences, and trains on all takes of the others
-    "$PYTHON" scripts/prepare_corpus.py "$1" --name kathleen --convert_to data/kathleen
-    local all
-    all=$(sort filelists/kathleen_train.txt filelists/kathleen_val.txt)
+corpus() {  # DIR: validates on 100 sentences, and trains on all takes of the others
+    local all=filelists/kathleen_all
+    rm -rf data/kathleen.part ${all}_*.txt
+    "$PYTHON" scripts/prepare_corpus.py "$(cd "$here" && realpath "$1")" --name kathleen_all \
+        --convert_to data/kathleen.part
+    LC_ALL=C sort ${all}_train.txt ${all}_val.txt > ${all}_clips.txt
     awk -F '|' 'NR == FNR {ids[$1]; next}
         {id = $1; sub(".*/", "", id); sub("[.][^.]*$", "", id)}
-        id in ids' filelists/kathleen_val_ids.txt - <<< "$all" > filelists/kathleen_val.txt
+        id in ids' filelists/kathleen_val_ids.txt ${all}_clips.txt > filelists/kathleen_val.txt
     awk -F '|' 'NR == FNR {texts[$2]; next} !($2 in texts)' \
-        filelists/kathleen_val.txt - <<< "$all" > filelists/kathleen_train.txt
-    wc -l filelists/kathleen_train.txt filelists/kathleen_val.txt
+        filelists/kathleen_val.txt ${all}_clips.txt > filelists/kathleen_train.txt
+    rm ${all}_*.txt
+    mv -T data/kathleen.part data/kathleen
+}
+
+# train FOLDER SETTINGS [OPTION...]: starts a training, or goes on with it
+train() {
+    if compgen -G "$1/checkpoint_*.pt" > /dev/null; then
+        "$PYTHON" train.py -o "$1" --resume
+    else
+        "$PYTHON" train.py -o "$1" --hparams "$2" "${@:3}"
+    fi
 }
 
 voice_start() {  # SEED: trains the start of the human voice
@@ -91,33 +104,26 @@ frames() {  # several frames a step, for about the same time each
 }
 
 reader() {  # 120 epochs at learning rates that fall
-    local folder settings start=()
+    local before="" settings="$reader,guided_attention_weight=1,n_frames_per_step=2," stage folder
     for stage in 2e-3,40 1e-3,70 5e-4,100 2e-4,120; do
-        folder=runs/reader/${stage%,*} settings="learning_rate=${stage%,*},epochs=${stage#*,}"
-        if [ -e "$folder/hparams.json" ]; then
-            "$PYTHON" train.py -o "$folder" --resume
-        elif [ ${#start[@]} = 0 ]; then
-            "$PYTHON" train.py -o "$folder" \
-                --hparams "$reader,guided_attention_weight=1,n_frames_per_step=2,$settings"
-        else
-            "$PYTHON" train.py -o "$folder" "${start[@]}" --hparams "$settings"
-        fi
-        start=(-c "$(ls "$folder"/checkpoint_0*.pt | tail -1)")
+        folder=runs/reader/${stage%,*}
+        train "$folder" "${settings}learning_rate=${stage%,*},epochs=${stage#*,}" ${before:+-c "$before"}
+        before=$(ls "$folder"/checkpoint_0*.pt | tail -1) settings=""
     done
-    "$PYTHON" scripts/export.py "${start[@]}" -o runs/reader/kathleen.pt --format half
+    "$PYTHON" scripts/export.py -c "$before" -o runs/reader/kathleen.pt --format half
 }
 
-warm() {  # filelists/kerstin_{train,val}.txt: 320 clips, of which 67 have five minutes, and 80
+warm() {  # a German voice: 24 minutes, and the first five of them
     local german="data_dir=data/kerstin,validation_files=filelists/kerstin_val.txt,text_cleaners=basic_cleaners,symbols=@filelists/kerstin_symbols.txt,learning_rate=1e-3,epochs_per_validation=5,epochs_per_checkpoint=10,keep_checkpoints=100"
+    local clips_epochs settings folder
     head -n 67 filelists/kerstin_train.txt > filelists/kerstin5_train.txt
     for clips_epochs in kerstin,40 kerstin5,100; do
-        local settings="$german,training_files=filelists/${clips_epochs%,*}_train.txt,epochs=${clips_epochs#*,}"
-        local folder=runs/warm/${clips_epochs%,*}
-        "$PYTHON" train.py -o ${folder}_warm -c voices/kathleen.pt --warm_start --hparams "$settings"
-        "$PYTHON" train.py -o ${folder}_decoder -c voices/kathleen.pt --warm_start \
-            --hparams "$settings,ignore_layers=[embedding,encoder]"
-        "$PYTHON" train.py -o ${folder}_nothing \
-            --hparams "$reader,guided_attention_weight=1,n_frames_per_step=2,$settings"
+        settings="$german,training_files=filelists/${clips_epochs%,*}_train.txt,epochs=${clips_epochs#*,}"
+        folder=runs/warm/${clips_epochs%,*}
+        train ${folder}_warm "$settings" -c voices/kathleen.pt --warm_start
+        train ${folder}_decoder "$settings,ignore_layers=[embedding,encoder]" \
+            -c voices/kathleen.pt --warm_start
+        train ${folder}_nothing "$reader,guided_attention_weight=1,n_frames_per_step=2,$settings"
     done
 }
 
@@ -178,4 +184,4 @@ lrf() {
 }
 
 seeds=${2:-}
-"$@"
+"${1:?name a SERIES}" "${@:2}"
