@@ -103,9 +103,9 @@ frames() {  # several frames a step, for about the same time each
     done
 }
 
-reader() {  # 120 epochs at learning rates that fall
+reader() {  # 110 epochs at learning rates that fall
     local before="" settings="$reader,guided_attention_weight=1,n_frames_per_step=2," stage folder
-    for stage in 2e-3,40 1e-3,70 5e-4,100 2e-4,120; do
+    for stage in 2e-3,40 1e-3,70 5e-4,100 2e-4,110; do
         folder=runs/reader/${stage%,*}
         train "$folder" "${settings}learning_rate=${stage%,*},epochs=${stage#*,}" ${before:+-c "$before"}
         before=$(ls "$folder"/checkpoint_0*.pt | tail -1) settings=""
