@@ -6,7 +6,7 @@ recorded, in their mels through Griffin-Lim, and in what each checkpoint says of
 
 The first row has the recogniser's own errors, the second adds those of Griffin-Lim, and the others
 add the models'. Words left out, added or taken for others count alike. All checkpoints must have
-one validation set. docs/results.md has the numbers.
+one validation set. docs/speech.md and docs/results.md have the numbers.
 """
 
 import re

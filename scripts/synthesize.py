@@ -85,13 +85,19 @@ def read_texts(args: argparse.Namespace) -> list[Text]:
 
 def split_text(text: str, longest: int) -> list[str]:
     """Splits a cleaned text that is longer than ``longest`` characters into sentences, those that
-    are still longer at commas, and at last between words."""
-    pieces = [text]
+    are still longer at some of their commas, and at last between words."""
+    pieces = []
     # Cleaned text has no abbreviations or decimals left, but initials.
-    sentence = r"(?<!\b\w\.)(?<=[.?!…])\s+|(?<=[。！？])"
-    for end in (sentence, r"(?<=[,;:，；])\s*|\s+[-–—]+\s+"):
-        parts = (re.split(end, piece) if len(piece) > longest else [piece] for piece in pieces)
-        pieces = [part for piece in parts for part in piece]
+    sentence_end = r"(?<!\b\w\.)(?<=[.?!…])\s+|(?<=[。！？])"
+    clause_end = r"(?<=[,;:，；])\s*|\s+[-–—]+\s+"
+    for sentence in re.split(sentence_end, text) if len(text) > longest else [text]:
+        first, *clauses = re.split(clause_end, sentence) if len(sentence) > longest else [sentence]
+        pieces.append(first)
+        for clause in clauses:
+            if len(pieces[-1]) + 1 + len(clause) <= longest:  # a pause here may part a number
+                pieces[-1] += f" {clause}"
+            else:
+                pieces.append(clause)
     words = rf"\S.{{0,{longest - 1}}}(?!\S)|\S{{1,{longest}}}"
     return [part for piece in pieces for part in re.findall(words, piece)]
 

@@ -107,6 +107,8 @@ def test_a_long_text_is_split_at_sentences_then_commas_then_words(speak, trained
     assert synthesize.split_text(text, 40) == sentences
     parts = ["it rained.", "we stayed in,", "as j. p. did;", "was it long?", "1 {HH AH0 L OW1}"]
     assert synthesize.split_text(text, 20) == parts
+    parts[1:3] = ["we stayed in, as j. p. did;"]  # as much as fits
+    assert synthesize.split_text(text, 28) == parts
     assert synthesize.split_text("one two three", 7) == ["one two", "three"]
     assert synthesize.split_text("unbroken", 3) == ["unb", "rok", "en"]
     options = "--split", 40, "--hparams", "max_decoder_steps=9"

@@ -48,6 +48,7 @@ reader="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,valid
 
 corpus() {  # DIR: validates on 100 sentences, and trains on all takes of the others
     local all=filelists/kathleen_all
+    [ ! -e data/kathleen ] || return 0
     rm -rf data/kathleen.part ${all}_*.txt
     "$PYTHON" scripts/prepare_corpus.py "$(cd "$here" && realpath "$1")" --name kathleen_all \
         --convert_to data/kathleen.part
