@@ -32,7 +32,6 @@ import cli
 import data_utils
 from cli import UserError, counted, make_folder, replacing
 from data_utils import Batch, Data, load_ahead
-from decoder import check_fast_path
 from hparams import MAY_CHANGE, PRESETS, HParams, parse_overrides, settings_table
 from loss_function import Tacotron2Loss
 from model import Tacotron2
@@ -41,7 +40,6 @@ from training import checkpoint, distributed, trial
 from training.checkpoint import Progress
 from training.device import (
     choose_device,
-    full_precision,
     peak_memory,
     synchronize,
     training_conditions,
@@ -192,27 +190,10 @@ class Run:
     # Before the first step
 
     def check_decoder(self, resumed: str) -> None:
-        """Checks the fast decoder on a few frames, and connects the replicas of the model. A run
-        that is resumed keeps the decoder that was chosen for it, if this device can use it."""
-        usable = ("scan", "triton") if self.device.type == "cuda" else ("scan",)
-        if self.hparams.decoder == "auto" and resumed in usable:
-            self.model.decoder.implementation = resumed
-        self.is_decoder_open = self.model.decoder.implementation == "auto"
-        with full_precision():
-            batch = data_utils.short_batch(self.data.train_set, self.device)
-            decoder = self.model.decoder.implementation
-            if self.device.type == "cuda" and decoder in ("auto", "triton"):
-                print("checking the decoder; kernels compile, for about a minute the first time")
-            with trial.explained("checking the decoder: out of memory", others_passed=True):
-                for note in check_fast_path(self.model, batch):
-                    print(f"note: {note}")
-            chosen = self.model.decoder.implementation
-            if chosen == "triton":  # which has not been tried in this precision yet
-                self.model.decoder.implementation = "scan"
-            self.replica = distributed.replicated(
-                self.model, lambda model: self.loss_function(model(batch), batch).objective
-            )
-            self.model.decoder.implementation = chosen
+        """Checks the fast decoder on a few frames, and connects the replicas of the model."""
+        parts = self.model, data_utils.short_batch(self.data.train_set, self.device)
+        self.is_decoder_open = trial.check_decoder(*parts, resumed)
+        self.replica = trial.connect_replicas(*parts, self.loss_function)
 
     def open_logger(self, log_dir: Path, resumed: Path | None) -> None:
         """Writes hparams.json, and opens the logs after the last line that was done."""

@@ -32,18 +32,16 @@ from data_utils import (
     training_sampler,
     validation_batches,
 )
-from decoder import check_fast_path
 from hparams import HParams, create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from training.device import (
     choose_device,
     free_memory,
-    full_precision,
     is_out_of_memory,
     peak_memory,
 )
-from training.trial import choose_decoder, try_run
+from training.trial import check_decoder, choose_decoder, try_run
 
 TOLERANCE = 0.03  # largest relative error of the result
 
@@ -117,9 +115,7 @@ def measure(
     )
     try:
         model = Tacotron2(hparams).to(device)
-        with full_precision():
-            for note in check_fast_path(model, short_batch(data.train_set, device)):
-                print(f"note: {note}")
+        check_decoder(model, short_batch(data.train_set, device))
         if hparams.decoder == "auto":
             # What only fits with a slower decoder is too much.
             longest = np.array([np.argmax([clip.n_frames for clip in clips])])

@@ -21,7 +21,7 @@ from data_utils import MelDataset
 from hparams import MAY_CHANGE, create_hparams
 from loss_function import Tacotron2Loss
 from model import Attention, Tacotron2
-from training import logger
+from training import logger, trial
 from training.checkpoint import checkpoints, load_newest, save_checkpoint
 from training.device import choose_device, device_name
 from training.validation import validate
@@ -147,7 +147,7 @@ def test_a_precision_is_for_training_and_validation_is_in_fp32(
     for backend in backends:  # as choose_device does for precision=tf32, which needs a GPU
         backend.allow_tf32 = True
     monkeypatch.setattr(torch.nn.Conv1d, "forward", convolve)
-    monkeypatch.setattr(train, "check_fast_path", lambda *_: [])  # always in fp32
+    monkeypatch.setattr(trial, "check_fast_path", lambda *_: [])  # always in fp32
     settings = settings.replace("decoder=reference", "decoder=scan")  # reference convolves too
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         run(precision, settings + f"precision={precision},epochs=1,learning_rate=1e-9")

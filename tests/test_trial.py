@@ -264,8 +264,8 @@ def test_what_the_fallbacks_do_not_cover_never_uses_triton(settings, run, monkey
         assert model.decoder.implementation == "triton"
         model.decoder.implementation = "scan"
 
-    monkeypatch.setattr(train.distributed, "replicated", replicated)
-    monkeypatch.setattr(train, "check_fast_path", check_fast_path)
+    monkeypatch.setattr(trial.distributed, "replicated", replicated)
+    monkeypatch.setattr(trial, "check_fast_path", check_fast_path)
     monkeypatch.setattr(trial, "choose_decoder", choose_decoder)
     assert run("run", settings + "decoder=auto,epochs=1") == 0 and len(passes) == 1
     build(decoder="auto").eval()(collate([trial.blank(5, 6, 10)]))
@@ -304,7 +304,7 @@ def test_a_run_goes_on_with_scan_after_a_failure_of_triton_and_keeps_it(
 
     monkeypatch.setattr(model_module, "recurrences", lambda _: scan)
     monkeypatch.setattr(model_module.Decoder, "graph_shapes", lambda *_: [])
-    monkeypatch.setattr(train, "check_fast_path", check_fast_path)
+    monkeypatch.setattr(trial, "check_fast_path", check_fast_path)
     monkeypatch.setattr(trial, "choose_decoder", choose_decoder)
     monkeypatch.setattr(owner, where, fails_once)
     settings += f"decoder=auto,check_memory={owner is trial},epochs_per_validation=1,"
@@ -372,7 +372,7 @@ def test_an_error_that_may_be_memory_is_so_if_a_smaller_batch_passes(monkeypatch
 @pytest.mark.parametrize("message", UNCLEAR)
 def test_an_error_on_the_smallest_batch_too_is_shown_as_it_is(settings, run, monkeypatch, message):
     monkeypatch.setattr(train.Tacotron2Loss, "forward", Mock(side_effect=RuntimeError(message)))
-    monkeypatch.setattr(train, "check_fast_path", lambda *_: [])
+    monkeypatch.setattr(trial, "check_fast_path", lambda *_: [])
     for check_memory in (True, False):
         with pytest.raises(RuntimeError, match=re.escape(message)):
             run("run", f"{settings}epochs=1,check_memory={check_memory}")

@@ -10,15 +10,23 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from tqdm import tqdm
 
 from batching import EpochBatchSampler
 from cli import UserError, progress_bar
 from corpus.clips import Clip
-from data_utils import Batch, Data, Item, MelDataset, batch_capacity, collate, padded_frames
-from decoder import fall_back_to_scan, scan, triton_fails, use_scan
+from data_utils import (
+    Batch,
+    Data,
+    Item,
+    MelDataset,
+    batch_capacity,
+    collate,
+    padded_frames,
+)
+from decoder import check_fast_path, fall_back_to_scan, scan, triton_fails, use_scan
 from hparams import HParams
 from layers import preserved_buffers
 from loss_function import Tacotron2Loss
@@ -134,6 +142,35 @@ def with_fallback(
 
 
 # Which decoder
+
+
+def check_decoder(model: Tacotron2, batch: Batch, resumed: str = "") -> bool:
+    """Checks the fast decoder on a few frames, and prints what :func:`check_fast_path` notes. With
+    decoder=auto, a run that is ``resumed`` keeps the one that was chosen for it, if this device can
+    use it. Returns whether it is still to be chosen."""
+    decoder, device = model.decoder, batch.mel.device
+    usable = ("scan", "triton") if device.type == "cuda" else ("scan",)
+    if decoder.implementation == "auto" and resumed in usable:
+        decoder.implementation = resumed
+    is_open = decoder.implementation == "auto"
+    if device.type == "cuda" and decoder.implementation in ("auto", "triton"):
+        print("checking the decoder; kernels compile, for about a minute the first time")
+    with full_precision(), explained("checking the decoder: out of memory", others_passed=True):
+        for note in check_fast_path(model, batch):
+            print(f"note: {note}")
+    return is_open
+
+
+def connect_replicas(model: Tacotron2, batch: Batch, loss_function: Tacotron2Loss) -> nn.Module:
+    """Returns the model, whose backward pass averages the gradients of all processes, after a first
+    pass on a batch of a few frames."""
+    decoder, chosen = model.decoder, model.decoder.implementation
+    if chosen == "triton":  # which has not been tried in this precision yet
+        decoder.implementation = "scan"
+    with full_precision():
+        replica = distributed.replicated(model, lambda m: loss_function(m(batch), batch).objective)
+    decoder.implementation = chosen
+    return replica
 
 
 class Steps(NamedTuple):
