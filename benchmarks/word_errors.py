@@ -1,12 +1,12 @@
 """Count the words that a speech recogniser gets wrong: in a checkpoint's validation clips as
 recorded, in their mels through Griffin-Lim, and in what each checkpoint says of their texts.
 
-    pip install pocketsphinx jiwer    # with an English language model
+    pip install faster-whisper jiwer
     python benchmarks/word_errors.py runs/A/checkpoint_best.pt runs/B/checkpoint_best.pt
 
-The first row has the recogniser's own errors, the second adds those of Griffin-Lim, and the others
-add the models'. Words left out, added or taken for others count alike. All checkpoints must have
-one validation set. docs/speech.md and docs/results.md have the numbers.
+The recogniser is Whisper (Radford et al. 2022), of English. The first row has its own errors, the
+second adds those of Griffin-Lim, and the others add the models'. Words left out, added or taken for
+others count alike. All checkpoints must have one validation set. docs/speech.md has the numbers.
 """
 
 import re
@@ -26,28 +26,39 @@ from corpus.audio import griffin_lim
 from corpus.clips import load_clips, read_samples
 from corpus.mels import open_mels
 from speech import load_model, speak
+from text.cleaners import english_cleaners
 
 RATE = 16_000  # Hz, the recogniser's
 
 
 def words(text: str) -> str:
-    return " ".join(re.findall("[a-z']+", text.lower()))
+    return " ".join(re.findall("[a-z']+", english_cleaners(text)))  # which writes numbers out
 
 
-def recogniser() -> Callable[[ndarray, int], str]:
-    """Returns a function from samples and their rate to the words heard."""
-    import pocketsphinx
+def recogniser(name: str) -> Callable[[ndarray, int], str]:
+    """Returns a function from samples and their rate to the words heard.
 
-    decoder = pocketsphinx.Decoder(loglevel="FATAL")
+    Raises:
+        UserError: there is no such recogniser, or it cannot be downloaded.
+    """
+    try:
+        import jiwer  # noqa: F401 (before the long work: main needs it)
+        from faster_whisper import WhisperModel
+    except ImportError as error:
+        raise UserError(f"{error}; pip install faster-whisper jiwer") from None
+    try:
+        whisper = WhisperModel(name, device="cpu", compute_type="int8")
+    except Exception as error:  # of many libraries
+        reason = str(error).splitlines()[0]
+        fix = "name a Whisper model or the folder of one"
+        raise UserError(f"--recogniser {name}: {reason}; {fix}") from None
 
     def hear(samples: ndarray, rate: int) -> str:
         samples = np.pad(soxr.resample(samples, rate, RATE), RATE // 5)  # silence at both ends
-        samples += np.random.default_rng(0).normal(0, 1e-4, len(samples))  # which is never perfect
-        decoder.start_utt()
-        pcm = (np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes()
-        decoder.process_raw(pcm, full_utt=True)
-        decoder.end_utt()
-        return decoder.hyp().hypstr if decoder.hyp() else ""
+        segments, _ = whisper.transcribe(
+            samples.astype(np.float32), language="en", temperature=0, without_timestamps=True
+        )
+        return words(" ".join(segment.text for segment in segments))
 
     return hear
 
@@ -55,13 +66,16 @@ def recogniser() -> Callable[[ndarray, int], str]:
 def main() -> None:
     parser = ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("checkpoints", nargs="+", type=Path, metavar="FILE", help="checkpoints")
+    parser.add_argument(
+        "--recogniser",
+        default="tiny.en",
+        metavar="NAME",
+        help="a Whisper model of English, which is downloaded, or a folder with one (tiny.en)",
+    )
     args = parser.parse_args()
-    try:
-        import jiwer
+    hear = recogniser(args.recogniser)
+    import jiwer
 
-        hear = recogniser()
-    except ImportError as error:
-        raise UserError(f"{error}; pip install pocketsphinx jiwer") from None
     models = {path: load_model(path) for path in args.checkpoints}
     hparams = models[args.checkpoints[0]].hparams
     clips = load_clips(hparams.validation_files, hparams)

@@ -78,7 +78,7 @@ def test_requirements_list_what_is_imported_and_nothing_else():
     programs = imported("*.py", *(f"{room}/*.py" for room in {*chain(*ROOMS), "benchmarks"}))
     by_torch = {"tensorboard"}  # as torch.utils.tensorboard
     # triton comes with PyTorch's CUDA builds; the last two are for benchmarks/word_errors.py
-    optional = {"espeakng-loader", "triton", "jiwer", "pocketsphinx"}
+    optional = {"espeakng-loader", "triton", "jiwer", "faster-whisper"}
     assert programs - optional | by_torch == listed("requirements.txt")
     kinds = ("", "-dev", "-ci")
     everything = set().union(*(listed(f"requirements{kind}.txt") for kind in kinds))
