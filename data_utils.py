@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from batching import EpochBatchSampler, plan_batches
-from cli import UserError, counted
+from cli import UserError
 from corpus.clips import (
     Clip,
     Problem,
@@ -71,12 +71,6 @@ def open_data(
     sampler = training_sampler(train_clips, hparams, rank, world_size)
     if note := capacity_note(sampler, hparams):
         print(f"note: {note}")
-    trained = {tuple(clip.ids) for clip in train_clips}
-    if n := sum(tuple(clip.ids) in trained for clip in val_clips):
-        print(
-            f"note: {n} of {counted(len(val_clips), 'validation clip')} have texts that are in the "
-            "training set, so their losses are too low; scripts/prepare_corpus.py keeps texts apart"
-        )
     mels = open_mels([*train_clips, *val_clips], hparams)
     return Data(
         MelDataset(train_clips, mels, hparams.n_frames_per_step),
@@ -213,6 +207,8 @@ def texts_to_speak(hparams: HParams) -> list[list[int]]:
     """
     if not hparams.speak_every:
         return []
+    if hparams.symbols and hparams.speak_texts == HParams.speak_texts:
+        print("note: setting speak_texts: is English; set it to sentences of your language")
     report_unknown_characters((("setting speak_texts", t) for t in hparams.speak_texts), hparams)
     try:
         return [check_text(text, hparams) for text in hparams.speak_texts]

@@ -68,18 +68,19 @@ class Problem(NamedTuple):
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:
-    """Raises one :class:`UserError` that lists the problems, one per line, if there are any. A
-    problem that more than five sound files have is listed once."""
-    alike = defaultdict(list)
+    """Raises one :class:`UserError` that lists the problems, one per line, if there are any. Of
+    those that differ in names and numbers alone it lists ten, or one if they do not differ."""
+    kinds = defaultdict(list)
     for problem in problems:
         message = problem if isinstance(problem, str) else problem.message
-        alike[re.sub(r"^.*?\.\w+: ", "", message)].append(problem)
+        message = re.sub(r"^(.*?\.\w+|\S+): ", "", message)  # without the sound file
+        kinds[re.sub(r"(['\"]).*?\1|\d[\w.,-]*", "", message)].append((problem, message))
     lines = []
-    for first, *repeated in alike.values():
-        if len(repeated) < 5:
-            lines += map(str, [first, *repeated])
-        else:
-            lines.append(f"{first} (as in {len(repeated):,} more lines)")
+    for alike in kinds.values():
+        n_shown = 10 if len(alike) <= 5 or len(dict(map(reversed, alike))) > 1 else 1
+        lines += [str(problem) for problem, _ in alike[:n_shown]]
+        if len(alike) > n_shown:
+            lines[-1] += f" ({len(alike) - n_shown:,} more lines are like it)"
     if len(lines) > 20:
         lines.append(f"{len(problems):,} problems")
     if lines:
@@ -251,31 +252,36 @@ def check_text(text: str, hparams: HParams) -> list[int]:
 
 
 def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams) -> None:
-    """Prints each character that has no symbol, and the first letter that the cleaners write in
-    ASCII, with the first location and the number of texts.
+    """Prints each character that has no symbol, and the letters that the cleaners write in ASCII,
+    with the first location and the number of texts.
 
     Args:
         texts: pairs of (location, text).
     """
-    uses, in_ascii = defaultdict(list), []
+    uses, in_ascii, in_ascii_at = defaultdict(list), {}, []
     for location, text in texts:
         for character in unknown_characters(text, hparams.text_cleaners, hparams.symbols):
             uses[character].append(location)
-        if letter := next((c for c in text if c.isalpha() and not c.isascii()), ""):
-            written = clean_text(letter, hparams.text_cleaners, hparams.symbols)
-            if written and written.isascii():
-                in_ascii.append((location, letter, written))
+        written = {
+            c: clean_text(c, hparams.text_cleaners, hparams.symbols) for c in text if c > "~"
+        }
+        written = {c: new for c, new in written.items() if c.isalpha() and new and new.isascii()}
+        if written:
+            in_ascii |= written
+            in_ascii_at.append(location)
     listed = "the setting symbols" if hparams.symbols else "text/symbols.py"
     fix = f"change the text, or, before training, add it to {listed}"
     for character, (location, *later) in sorted(uses.items()):
         advice = "spell numbers out" if character.isdecimal() else fix
         problem = f"{character!r} (U+{ord(character):04X}) has no symbol and is left out"
         print(f"note: {location}: {problem} (in {counted(1 + len(later), 'text')}); {advice}")
-    for location, letter, written in in_ascii[:1]:
-        n_texts = counted(len(in_ascii), "text")
-        read = f"{letter!r} is read as {written!r} (in {n_texts}, other letters too)"
-        fix = "in a language other than English, use text_cleaners=basic_cleaners"
-        print(f"note: {location}: {read}; {fix}")
+    if in_ascii:
+        (letter, written), *others = in_ascii.items()
+        read = f"{letter!r} is read as {written!r}"
+        read += "".join(f", {letter!r} as {written!r}" for letter, written in others[:4])
+        read += f" (in {counted(len(in_ascii_at), 'text')})"
+        fix = "in a language other than English, train with text_cleaners=basic_cleaners"
+        print(f"note: {in_ascii_at[0]}: {read}; {fix}")
 
 
 # Sound files

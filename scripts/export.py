@@ -104,6 +104,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{args.output}: {size / 1e6:.1f} MB, {size / before:.0%} of the checkpoint")
     if settings:
         print(f"note: it needs these settings, which are not the defaults there: {settings}")
+    if not ours:
+        print("note: that code stops by its own rule, at the first gate above its threshold")
 
 
 if __name__ == "__main__":

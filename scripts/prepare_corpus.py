@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ def read_table(corpus: Path) -> tuple[list[Line], list[Problem]]:
             fix = "use ID|text or ID|text|normalised text"
             problems.append(Problem(location, f"{1 + len(texts)} column(s); {fix}"))
         elif path is None:
-            fix = "fix the ID (it has no .wav), or remove the line (a header?)"
+            fix = "write the ID without .wav, or remove the line (a header?)"
             missing = "no such wav or flac in wavs/, wav/ or beside this list"
             problems.append(Problem(location, f"{name}: {missing}; {fix}"))
         else:
@@ -145,8 +146,9 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
             symbols.append(character)
     rarest = [f"{c!r} {uses[c]}" for c in sorted(symbols, key=lambda c: uses[c])[:5]]
     print(f"{len(symbols)} symbols; the rarest and their uses are {', '.join(rarest)}")
-    if any(map(str.isdecimal, symbols)):
-        print("note: the texts have digits; spell numbers out, as they are read")
+    if with_digits := [line for line in lines if any(map(str.isdecimal, line.text))]:
+        n_texts = counted(len(with_digits), "text")
+        print(f"note: {with_digits[0].location}: has a digit (in {n_texts}); spell numbers out")
     return "".join(symbols)
 
 
@@ -222,9 +224,11 @@ def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
     """
     ranks = [hashlib.sha256(repr(clip.ids).encode()).digest() for clip in clips]
     if len(distinct := sorted(set(ranks))) < 2:
-        raise UserError(f"{len(clips)} clips with one text; a split needs at least 2")
-    n_train = min(round(len(clips) * TRAIN_SHARE), len(clips) - 1)
-    limit = max(sorted(ranks)[n_train], distinct[1])
+        n_clips = counted(len(clips), "clip")
+        raise UserError(f"{n_clips}, all of one text; add clips of another, to validate on")
+    takes = Counter(ranks)
+    n_before = dict(zip(distinct[1:], accumulate(takes[rank] for rank in distinct), strict=False))
+    limit = min(n_before, key=lambda rank: abs(n_before[rank] - TRAIN_SHARE * len(clips)))
     sides = list(zip(clips, ranks, strict=True))
     return [c for c, rank in sides if rank < limit], [c for c, rank in sides if rank >= limit]
 
@@ -254,7 +258,7 @@ def prepare(args: argparse.Namespace) -> None:
         text_cleaners=(args.text_cleaners,),
     )
     lines, problems = read_corpus(corpus, args.speaker)
-    print(f"{corpus}: {len(lines):,} clips")
+    print(f"{corpus}: {counted(len(lines), 'clip')}")
     changes = {key: value for key, value in vars(hparams).items() if value != getattr(HParams, key)}
     if args.text_cleaners == "basic_cleaners":
         symbols = find_symbols(lines, hparams.text_cleaners)
@@ -268,12 +272,12 @@ def prepare(args: argparse.Namespace) -> None:
         clips = check_corpus(*read_table(corpus), hparams)
     takes = Counter(tuple(clip.ids) for clip in clips).values()
     if repeated := [n for n in takes if n > 1]:
-        several = f"{sum(repeated):,} clips, of {counted(len(repeated), 'text')}"
-        print(f"note: {several}, share theirs with others; clips of one text are in one list")
+        several = f"{sum(repeated):,} clips are takes of {counted(len(repeated), 'text')}"
+        print(f"note: {several}; takes of one text are in one list")
     for file, part in zip(files, split(clips), strict=True):
         rows = [f"{os.path.relpath(clip.path, corpus)}|{clip.text}" for clip in part]
         write_lines(Path(file), rows)
-        print(f"{file}: {len(rows):,} clips")
+        print(f"{file}: {counted(len(rows), 'clip')}")
     if hparams.symbols:
         write_lines(Path(changes["symbols"][1:]), [hparams.symbols])
     command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{args.name}"]

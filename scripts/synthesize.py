@@ -136,6 +136,8 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
     ids = [symbols_of(text, hparams, args.split) for text in texts]
     report_unknown_characters(((text.location, text.text) for text in texts), hparams)
     make_empty_folder(args.output_dir)
+    if args.checkpoint is None:
+        print(f"note: without -c, {VOICE.name} of this repository speaks (voices/README.md)")
     cut_off = []
     bar = progress_bar(total=len(texts), desc="speaking", unit="text")
     for start in range(0, len(texts), CHUNK):
@@ -179,7 +181,7 @@ def write_speech(stem: Path, pieces: Sequence[Spoken], text: str, hparams: HPara
     seconds = mel.size(1) * hop_seconds
     line = f"{stem}.wav: {seconds:.1f} s"
     if not all(piece.stopped for piece in pieces):
-        line += ", cut off: it never stopped (train longer)"
+        line += ", cut off: it never stopped (end the text with a full stop, or train longer)"
     elif seconds < 0.05:
         line += ", nothing to hear: it stopped at once (train longer, or raise gate_threshold)"
     return line
@@ -227,7 +229,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--split", type=positive, default=150, metavar="N", help=longest)
     mels = "instead: predict the mels of these clips, to fine-tune a vocoder on"
     add("--teacher_forced", metavar="LIST", help=mels)
-    add("--hparams", default="", metavar="NAME=VALUE,...", help="such as gate_threshold=0.3")
+    add("--hparams", default="", metavar="NAME=VALUE,...", help="such as max_decoder_steps=500")
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
     args = parser.parse_args(argv)
     sources = args.text or None, args.input, args.teacher_forced
@@ -235,8 +237,6 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError("give texts, or -i FILE, or --teacher_forced LIST, not two of them")
     if args.teacher_forced is not None and args.checkpoint is None:
         raise UserError("--teacher_forced: give -c, the model that the vocoder is for")
-    if args.checkpoint is None:
-        print(f"note: without -c, {VOICE.name} of this repository speaks (voices/README.md)")
     model = load_model(args.checkpoint or VOICE, args.hparams)
     if args.teacher_forced is not None:
         predict_mels(model, args)

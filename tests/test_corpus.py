@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from cli import UserError
 from corpus.audio import MelSpectrogram, griffin_lim
 from corpus.clips import (
+    Problem,
     check_samples,
     in_threads,
     load_clips,
@@ -119,12 +120,12 @@ def test_a_filelist_is_never_replaced(tmp_path):
 
 
 def test_characters_that_are_not_read_as_written_are_noted(capsys):
-    texts = ["plain", "so [sic", "1984", "[sic", "Straße"]
+    texts = ["plain", "so [sic", "1984", "[sic", "Straße", "süß"]
     located = [(f"F:{n}", text) for n, text in enumerate(texts, 1)]
     report_unknown_characters(located, create_hparams())
     left_out, misread = capsys.readouterr().out.splitlines()
     assert left_out.startswith("note: F:2: '[' (U+005B) has no symbol and is left out (in 2 texts)")
-    assert misread.startswith("note: F:5: 'ß' is read as 'ss'")
+    assert misread.startswith("note: F:5: 'ß' is read as 'ss', 'ü' as 'u' (in 2 texts); in a lang")
 
 
 # Checks
@@ -208,7 +209,17 @@ def test_what_many_clips_have_in_common_is_listed_once(corpus, bad_wavs, hparams
         load_list(replace(hparams, sampling_rate=48000), lines)
     (line,) = str(error.value).split("\n")
     assert line.startswith(f"{corpus}/list.txt:1: {corpus}/stereo.wav: sampling rate 22050 Hz")
-    assert line.endswith("(as in 13 more lines)")
+    assert line.endswith("(13 more lines are like it)")
+
+
+def test_of_problems_that_differ_in_names_and_numbers_ten_are_listed():
+    problems = [Problem(f"m.csv:{i}", f"x{i}: {i} samples, too short") for i in range(25)]
+    others = [Problem(f"m.csv:{i}", f"{i}.wav: text '{'a' * i}' is one symbol") for i in range(3)]
+    with pytest.raises(UserError) as error:
+        refuse([*problems, *others])
+    lines = str(error.value).split("\n")
+    assert lines[:9] == list(map(str, problems[:9])) and lines[10:] == list(map(str, others))
+    assert lines[9] == f"{problems[9]} (15 more lines are like it)"
 
 
 COMMENTS = b"INFO" + 300 * (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4)

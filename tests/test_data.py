@@ -234,11 +234,3 @@ def test_a_long_clip_that_makes_few_batches_is_noted_with_a_capacity_that_makes_
     assert 2 * few < 69 < 2 * int(more)  # 69 of a fixed size
     assert noted(lengths, setting) == ("", int(more))
     assert noted(lengths, "dynamic_batch_size=False") == ("", 69)
-
-
-def test_texts_that_are_in_both_sets_are_counted(corpus, settings, capsys):
-    (corpus / "train.txt").write_text("1.wav|Two  words.\n2.wav|another\n")
-    (corpus / "val.txt").write_text("3.wav|two words.\n4.wav|a third\n")
-    hparams = create_hparams(settings + "batch_size=2")
-    data_utils.open_data(*data_utils.load_data(hparams), hparams)
-    assert "note: 1 of 2 validation clips have texts that are" in capsys.readouterr().out

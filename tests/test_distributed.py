@@ -125,6 +125,7 @@ def test_gpus_have_a_group_of_their_own_whose_hangs_end_within_two_hours(monkeyp
 def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run):
     # Every batch is saved.
     settings += "epochs=2,epochs_per_validation=1,checkpoint_minutes=1e-9,keep_checkpoints=99"
+    settings += ",n_frames_per_step=2"
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     statuses, output, _ = processes(3, whole, settings)
     assert statuses == {0}, output
@@ -154,7 +155,7 @@ def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run
     # Validation is that of one process.
     hparams = create_hparams(settings)
     _, clips = load_data(hparams)
-    dataset = MelDataset(clips, open_mels(clips, hparams))
+    dataset = MelDataset(clips, open_mels(clips, hparams), 2)
     batches = validation_batches(clips, hparams)
     model = Tacotron2(hparams)
     checkpoint.load_weights(model, theirs, whole)

@@ -287,19 +287,17 @@ def load_weights(
         if saved != expected:
             differences[name] = f"{name} is {saved} in the checkpoint, {expected} in this model"
     if differences:
-        more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
-        fix = "use the settings it was trained with (hparams.json beside it)"
+        more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
+        others = "train on from its other weights by -c and --warm_start"
+        fix = f"use the settings that it was trained with, or {others}"
         if list(differences) == ["embedding.weight"] and "embedding.weight" in theirs:
-            fix = (
-                "it reads other symbols: set them (symbols), or train on from its other weights by "
-                "-c and --warm_start"
-            )
+            fix = f"it reads other symbols: set them (symbols), or {others}"
         if ignore_layers is not None:
             layers = dict.fromkeys(name.rpartition(".")[0] for name in differences)
             layers = format_overrides({"ignore_layers": (*ignore_layers, *layers)})
             fix = f"leave them out by --hparams '{layers}'"
-        shown = "; ".join(list(differences.values())[:3])
-        raise UserError(f"{path}: the checkpoint of another model: {shown}{more}; {fix}")
+        first, *_ = differences.values()
+        raise UserError(f"{path}: the checkpoint of another model: {first}{more}; {fix}")
     model.load_state_dict(theirs)
 
 

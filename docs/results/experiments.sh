@@ -104,12 +104,15 @@ frames() {  # several frames a step, for about the same time each
     done
 }
 
-reader() {  # 110 epochs at learning rates that fall
-    local before="" settings="$reader,guided_attention_weight=1,n_frames_per_step=2," stage folder
-    for stage in 2e-3,40 1e-3,70 5e-4,100 2e-4,110; do
-        folder=runs/reader/${stage%,*}
-        train "$folder" "${settings}learning_rate=${stage%,*},epochs=${stage#*,}" ${before:+-c "$before"}
-        before=$(ls "$folder"/checkpoint_0*.pt | tail -1) settings=""
+reader() {  # 205 epochs: learning rates that fall, and again with less dropout
+    local start="$reader,guided_attention_weight=1,n_frames_per_step=2," before="" part folder
+    local less="p_encoder_dropout=0.1,p_postnet_dropout=0.1,p_attention_dropout=0.05,p_decoder_dropout=0.05,"
+    for part in 2e-3,epochs=40 1e-3,epochs=70 5e-4,epochs=100 2e-4,epochs=110 \
+            1e-3,epochs=155 5e-4,epochs=180 2e-4,epochs=195 1e-4,epochs=205; do
+        [ $part != 1e-3,epochs=155 ] || start=$less
+        folder=runs/reader/${part#*=}
+        train "$folder" "${start}learning_rate=$part" ${before:+-c "$before"}
+        before=$(ls "$folder"/checkpoint_0*.pt | tail -1) start=""
     done
     "$PYTHON" scripts/export.py -c "$before" -o runs/reader/kathleen.pt --format half
 }
