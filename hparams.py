@@ -117,7 +117,9 @@ class HParams:
     encoder_n_convolutions: int = _above_0(3, "convolutions in the encoder")
     encoder_kernel_size: int = _odd(5, "width of the encoder's convolutions, in symbols")
     encoder_embedding_dim: int = _above_0(512, "encoder features per symbol, half per direction")
-    n_frames_per_step: int = _above_0(1, "frames that a step of the decoder makes")
+    n_frames_per_step: int = _setting(
+        1, "frames that a step of the decoder makes", lambda x: 0 < x <= 10, "use 1 to 10"
+    )
     prenet_dim: int = _above_0(256, "units in each of the prenet's two layers")
     attention_rnn_dim: int = _above_0(1024, "units in the attention LSTM")
     attention_dim: int = _above_0(128, "features in which attention compares query and keys")

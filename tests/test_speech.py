@@ -6,7 +6,7 @@ import shutil
 import pandas as pd
 import pytest
 import torch
-from conftest import build, save_model
+from conftest import build, save_model, set_gate
 
 from cli import UserError
 from scripts import evaluate
@@ -133,6 +133,13 @@ def test_the_same_seed_gives_the_same_numbers(evaluated, trained, stopping):
     assert f"{table['loss'][0]:.3f}" in printed and len(clips) == 2 * 4
     assert table["never stops"].tolist() == [4, 0] and table["stops early"].tolist() == [0, 4]
     assert table["any of these %"].tolist() == [100, 100]
+
+
+def test_a_step_of_several_frames_counts_as_all_of_them(evaluated, tmp_path):
+    model = set_gate(build(n_frames_per_step=2), 100)
+    _, table, clips = evaluated(checkpoints=[save_model(tmp_path / "2.pt", model)])
+    frames = clips["seconds"] * model.hparams.sampling_rate / model.hparams.hop_length
+    assert frames.round(6).tolist() == [2] * 4 and table["never stops"].item() == 0
 
 
 def speak_targets(monkeypatch, change):

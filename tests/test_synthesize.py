@@ -146,13 +146,15 @@ def predict(data, corpus, trained, speak):
     return call
 
 
-def test_predicted_mels_are_those_of_validation(predict, corpus, data, trained, tmp_path):
-    predict("--seed", 3)
-    model = load_model(trained, data)
+@pytest.mark.parametrize("r", [1, 3])
+def test_predicted_mels_are_those_of_validation(predict, corpus, data, tmp_path, r):
+    checkpoint = save_model(tmp_path / "r.pt", build(n_frames_per_step=r))
+    predict("--seed", 3, checkpoint=checkpoint)
+    model = load_model(checkpoint, data)
     clips = load_clips(f"{corpus}/val.txt", model.hparams)
     clips.sort(key=lambda clip: clip.n_frames)
-    dataset = MelDataset(clips, open_mels(clips, model.hparams))
-    batch = collate([*dataset])
+    dataset = MelDataset(clips, open_mels(clips, model.hparams), r)
+    batch = collate([*dataset], r)
     torch.manual_seed(3)
     with torch.no_grad():
         mels = model(batch).mel_postnet
