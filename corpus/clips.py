@@ -70,17 +70,18 @@ class Problem(NamedTuple):
 def refuse(problems: Sequence[Problem | str]) -> None:
     """Raises one :class:`UserError` that lists the problems, one per line, if there are any. Of
     those that differ in names and numbers alone it lists ten, or one if they do not differ."""
-    kinds = defaultdict(list)
-    for problem in problems:
+    kinds, shown = defaultdict(list), {}
+    for i, problem in enumerate(problems):
         message = problem if isinstance(problem, str) else problem.message
         message = re.sub(r"^(.*?\.\w+|\S+): ", "", message)  # without the sound file
-        kinds[re.sub(r"(['\"]).*?\1|\d[\w.,-]*", "", message)].append((problem, message))
-    lines = []
+        kinds[re.sub(r"(['\"]).*?\1|\d[\w.,-]*", "", message)].append((i, message))
     for alike in kinds.values():
-        n_shown = 10 if len(alike) <= 5 or len(dict(map(reversed, alike))) > 1 else 1
-        lines += [str(problem) for problem, _ in alike[:n_shown]]
-        if len(alike) > n_shown:
-            lines[-1] += f" ({len(alike) - n_shown:,} more lines are like it)"
+        same = len(alike) > 5 and len({message for _, message in alike}) == 1
+        first = [i for i, _ in alike[: 1 if same else 10]]
+        shown |= {i: str(problems[i]) for i in first}
+        if n_more := len(alike) - len(first):
+            shown[first[-1]] += f" ({n_more:,} more lines are like it)"
+    lines = [shown[i] for i in sorted(shown)]
     if len(lines) > 20:
         lines.append(f"{len(problems):,} problems")
     if lines:
