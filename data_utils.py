@@ -208,7 +208,7 @@ def texts_to_speak(hparams: HParams) -> list[list[int]]:
     if not hparams.speak_every:
         return []
     if hparams.symbols and hparams.speak_texts == HParams.speak_texts:
-        print("note: setting speak_texts: is English; set it to sentences of your language")
+        print("note: speak_texts is the default, in English; set it to sentences of your language")
     report_unknown_characters((("setting speak_texts", t) for t in hparams.speak_texts), hparams)
     try:
         return [check_text(text, hparams) for text in hparams.speak_texts]

@@ -42,7 +42,7 @@ def load_model(path: str | Path, overrides: str = "", **changes: Any) -> Tacotro
     """Loads a trained model in evaluation mode, with its settings in ``.hparams``, on the GPU if
     there is one:
 
-        model = load_model("runs/first/checkpoint_best.pt", max_decoder_steps=500)
+        model = load_model("runs/first/checkpoint_best.pt", max_decoder_steps=2000)
 
     Args:
         path: a checkpoint of train.py, export.py, NVIDIA's code or torchaudio's. One without

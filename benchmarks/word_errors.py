@@ -41,15 +41,12 @@ def recogniser(name: str) -> Callable[[ndarray, int], str]:
     Raises:
         UserError: there is no such recogniser, or it cannot be downloaded.
     """
-    try:
-        import jiwer  # noqa: F401 (before the long work: main needs it)
-        from faster_whisper import WhisperModel
-    except ImportError as error:
-        raise UserError(f"{error}; pip install faster-whisper jiwer") from None
+    from faster_whisper import WhisperModel
+
     try:
         whisper = WhisperModel(name, device="cpu", compute_type="int8")
     except Exception as error:  # of many libraries
-        reason = str(error).splitlines()[0]
+        reason, *_ = [*str(error).splitlines(), type(error).__name__]
         fix = "name a Whisper model or the folder of one"
         raise UserError(f"--recogniser {name}: {reason}; {fix}") from None
 
@@ -73,9 +70,12 @@ def main() -> None:
         help="a Whisper model of English, which is downloaded, or a folder with one (tiny.en)",
     )
     args = parser.parse_args()
-    hear = recogniser(args.recogniser)
-    import jiwer
+    try:
+        import jiwer
 
+        hear = recogniser(args.recogniser)
+    except ImportError as error:
+        raise UserError(f"{error}; pip install faster-whisper jiwer") from None
     models = {path: load_model(path) for path in args.checkpoints}
     hparams = models[args.checkpoints[0]].hparams
     clips = load_clips(hparams.validation_files, hparams)

@@ -68,19 +68,20 @@ class Problem(NamedTuple):
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:
-    """Raises one :class:`UserError` that lists the problems, one per line, if there are any. Of
-    those that differ in names and numbers alone it lists ten, or one if they do not differ."""
+    """Raises one :class:`UserError` that lists the problems, one per line, if there are any. A
+    problem that more than five sound files have is listed once, and of those that differ in names
+    and numbers alone the first ten are."""
     kinds, shown = defaultdict(list), {}
     for i, problem in enumerate(problems):
         message = problem if isinstance(problem, str) else problem.message
-        message = re.sub(r"^(.*?\.\w+|\S+): ", "", message)  # without the sound file
-        kinds[re.sub(r"(['\"]).*?\1|\d[\w.,-]*", "", message)].append((i, message))
+        message = re.sub(r"^.*?\.\w+: ", "", message)  # without the sound file
+        kinds[re.sub(r"^\S+: |(['\"]).*?\1|\d[\w.,-]*", "", message)].append((i, message))
     for alike in kinds.values():
         same = len(alike) > 5 and len({message for _, message in alike}) == 1
         first = [i for i, _ in alike[: 1 if same else 10]]
         shown |= {i: str(problems[i]) for i in first}
         if n_more := len(alike) - len(first):
-            shown[first[-1]] += f" ({n_more:,} more lines are like it)"
+            shown[first[-1]] += f" ({counted(n_more, 'more line')} like it)"
     lines = [shown[i] for i in sorted(shown)]
     if len(lines) > 20:
         lines.append(f"{len(problems):,} problems")
@@ -259,16 +260,15 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
     Args:
         texts: pairs of (location, text).
     """
-    uses, in_ascii, in_ascii_at = defaultdict(list), {}, []
+    uses, written, in_ascii_at = defaultdict(list), {}, []
     for location, text in texts:
         for character in unknown_characters(text, hparams.text_cleaners, hparams.symbols):
             uses[character].append(location)
-        written = {
-            c: clean_text(c, hparams.text_cleaners, hparams.symbols) for c in text if c > "~"
-        }
-        written = {c: new for c, new in written.items() if c.isalpha() and new and new.isascii()}
-        if written:
-            in_ascii |= written
+        letters = [c for c in text if c.isalpha() and not c.isascii()]
+        for letter in letters:
+            if letter not in written:
+                written[letter] = clean_text(letter, hparams.text_cleaners, hparams.symbols)
+        if any(written[letter] and written[letter].isascii() for letter in letters):
             in_ascii_at.append(location)
     listed = "the setting symbols" if hparams.symbols else "text/symbols.py"
     fix = f"change the text, or, before training, add it to {listed}"
@@ -276,11 +276,12 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
         advice = "spell numbers out" if character.isdecimal() else fix
         problem = f"{character!r} (U+{ord(character):04X}) has no symbol and is left out"
         print(f"note: {location}: {problem} (in {counted(1 + len(later), 'text')}); {advice}")
-    if in_ascii:
-        (letter, written), *others = in_ascii.items()
-        read = f"{letter!r} is read as {written!r}"
-        read += "".join(f", {letter!r} as {written!r}" for letter, written in others[:4])
-        read += f" (in {counted(len(in_ascii_at), 'text')})"
+    if in_ascii_at:
+        changed = [
+            f"{c!r} is read as {new!r}" for c, new in written.items() if new and new.isascii()
+        ]
+        more = f" and {len(changed) - 5:,} more letters so" if len(changed) > 5 else ""
+        read = f"{', '.join(changed[:5])}{more} (in {counted(len(in_ascii_at), 'text')})"
         fix = "in a language other than English, train with text_cleaners=basic_cleaners"
         print(f"note: {in_ascii_at[0]}: {read}; {fix}")
 

@@ -153,7 +153,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--clips", type=positive, metavar="N", help="only the first N of them")
     default = "for PREFIX.csv and PREFIX_clips.csv (default %(default)s)"
     add("-o", "--output", type=Path, default="runs/evaluation", metavar="PREFIX", help=default)
-    add("--hparams", default="", metavar="NAME=VALUE,...", help="such as max_decoder_steps=500")
+    add("--hparams", default="", metavar="NAME=VALUE,...", help="such as max_decoder_steps=2000")
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
     return parser.parse_args(argv)
 

@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
     if settings:
         print(f"note: it needs these settings, which are not the defaults there: {settings}")
     if not ours:
-        print("note: that code stops by its own rule, at the first gate above its threshold")
+        print("note: that code has its own rule to stop: at the first gate above its threshold")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def read_table(corpus: Path) -> tuple[list[Line], list[Problem]]:
             fix = "use ID|text or ID|text|normalised text"
             problems.append(Problem(location, f"{1 + len(texts)} column(s); {fix}"))
         elif path is None:
-            fix = "write the ID without .wav, or remove the line (a header?)"
+            fix = "add it, fix the ID (without .wav), or remove the line (a header?)"
             missing = "no such wav or flac in wavs/, wav/ or beside this list"
             problems.append(Problem(location, f"{name}: {missing}; {fix}"))
         else:
@@ -227,7 +227,8 @@ def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
         n_clips = counted(len(clips), "clip")
         raise UserError(f"{n_clips}, all of one text; add clips of another, to validate on")
     takes = Counter(ranks)
-    n_before = dict(zip(distinct[1:], accumulate(takes[rank] for rank in distinct), strict=False))
+    n_takes = accumulate(takes[rank] for rank in distinct[:-1])
+    n_before = dict(zip(distinct[1:], n_takes, strict=True))  # clips before each possible limit
     limit = min(n_before, key=lambda rank: abs(n_before[rank] - TRAIN_SHARE * len(clips)))
     sides = list(zip(clips, ranks, strict=True))
     return [c for c, rank in sides if rank < limit], [c for c, rank in sides if rank >= limit]

@@ -181,7 +181,10 @@ def write_speech(stem: Path, pieces: Sequence[Spoken], text: str, hparams: HPara
     seconds = mel.size(1) * hop_seconds
     line = f"{stem}.wav: {seconds:.1f} s"
     if not all(piece.stopped for piece in pieces):
-        line += ", cut off: it never stopped (end the text with a full stop, or train longer)"
+        fix = "try a longer text or another --seed, or train longer"
+        if text.rstrip()[-1] not in ".?!…。！？":
+            fix = "end the text with a full stop"
+        line += f", cut off: it never stopped ({fix})"
     elif seconds < 0.05:
         line += ", nothing to hear: it stopped at once (train longer, or raise gate_threshold)"
     return line
@@ -229,7 +232,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--split", type=positive, default=150, metavar="N", help=longest)
     mels = "instead: predict the mels of these clips, to fine-tune a vocoder on"
     add("--teacher_forced", metavar="LIST", help=mels)
-    add("--hparams", default="", metavar="NAME=VALUE,...", help="such as max_decoder_steps=500")
+    add("--hparams", default="", metavar="NAME=VALUE,...", help="such as max_decoder_steps=2000")
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
     args = parser.parse_args(argv)
     sources = args.text or None, args.input, args.teacher_forced

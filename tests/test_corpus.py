@@ -125,7 +125,7 @@ def test_characters_that_are_not_read_as_written_are_noted(capsys):
     report_unknown_characters(located, create_hparams())
     left_out, misread = capsys.readouterr().out.splitlines()
     assert left_out.startswith("note: F:2: '[' (U+005B) has no symbol and is left out (in 2 texts)")
-    assert misread.startswith("note: F:5: 'ß' is read as 'ss', 'ü' as 'u' (in 2 texts); in a lang")
+    assert misread.startswith("note: F:5: 'ß' is read as 'ss', 'ü' is read as 'u' (in 2 texts);")
 
 
 # Checks
@@ -209,7 +209,7 @@ def test_what_many_clips_have_in_common_is_listed_once(corpus, bad_wavs, hparams
         load_list(replace(hparams, sampling_rate=48000), lines)
     (line,) = str(error.value).split("\n")
     assert line.startswith(f"{corpus}/list.txt:1: {corpus}/stereo.wav: sampling rate 22050 Hz")
-    assert line.endswith("(13 more lines are like it)")
+    assert line.endswith("(13 more lines like it)")
 
 
 def test_of_problems_that_differ_in_names_and_numbers_ten_are_listed():
@@ -219,7 +219,7 @@ def test_of_problems_that_differ_in_names_and_numbers_ten_are_listed():
         refuse([*problems, *others])
     lines = str(error.value).split("\n")
     assert lines[:9] == list(map(str, problems[:9])) and lines[10:] == list(map(str, others))
-    assert lines[9] == f"{problems[9]} (15 more lines are like it)"
+    assert lines[9] == f"{problems[9]} (15 more lines like it)"
 
 
 COMMENTS = b"INFO" + 300 * (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4)

@@ -299,7 +299,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, run, first):
         ("epochs=2", (published,), r"has no settings in it; name .*--preset nvidia"),
         ("epochs=2", (*warm, "--preset", "nvidia"), "has settings of its own"),
         ("epochs=2,prenet_dim=9", (first,), rf"another model: .*{shapes} .*--warm_start$"),
-        ("prenet_dim=9", warm, rf"\.prenet\.layers\.0\.{shapes} and 2 more; .*{ignore}"),
+        ("prenet_dim=9", warm, rf"\.prenet\.layers\.0\.{shapes} .and 2 more weights.; .*{ignore}"),
         ("ignore_layers=prenet", warm, r"the model has no 'prenet'; use .*, decoder\.prenet, "),
     ):
         with pytest.raises(UserError, match=words):

@@ -5,7 +5,7 @@
 #     bash docs/results/experiments.sh voice       # the ten experiments on a human voice
 #     bash docs/results/experiments.sh scratch     # the same without a start by RAND
 #     bash docs/results/experiments.sh reader      # voices/kathleen.pt, of the same voice
-#     bash docs/results/experiments.sh warm        # a German voice, from that one and from nothing
+#     bash docs/results/experiments.sh warm        # a German voice, from 70 epochs of that one and from nothing
 #     bash docs/results/experiments.sh frames      # several frames a step, on the same voice
 #     bash docs/results/experiments.sh times       # an epoch of each, four times
 #     bash docs/results/experiments.sh gradient    # with NVIDIA's gradient
@@ -114,19 +114,21 @@ reader() {  # 205 epochs: learning rates that fall, and again with less dropout
         train "$folder" "${start}learning_rate=$part" ${before:+-c "$before"}
         before=$(ls "$folder"/checkpoint_0*.pt | tail -1) start=""
     done
-    "$PYTHON" scripts/export.py -c "$before" -o runs/reader/kathleen.pt --format half
+    [ -e runs/reader/kathleen.pt ] ||
+        "$PYTHON" scripts/export.py -c "$before" -o runs/reader/kathleen.pt --format half
 }
 
 warm() {  # a German voice: 24 minutes, and the first five of them
     local german="data_dir=data/kerstin,validation_files=filelists/kerstin_val.txt,text_cleaners=basic_cleaners,symbols=@filelists/kerstin_symbols.txt,learning_rate=1e-3,epochs_per_validation=5,epochs_per_checkpoint=10,keep_checkpoints=100"
-    local clips_epochs settings folder
+    local start clips_epochs settings folder
+    start=$(ls runs/reader/70/checkpoint_0*.pt | tail -1)
     head -n 67 filelists/kerstin_train.txt > filelists/kerstin5_train.txt
     for clips_epochs in kerstin,40 kerstin5,100; do
         settings="$german,training_files=filelists/${clips_epochs%,*}_train.txt,epochs=${clips_epochs#*,}"
         folder=runs/warm/${clips_epochs%,*}
-        train ${folder}_warm "$settings" -c voices/kathleen.pt --warm_start
+        train ${folder}_warm "$settings" -c "$start" --warm_start
         train ${folder}_decoder "$settings,ignore_layers=[embedding,encoder]" \
-            -c voices/kathleen.pt --warm_start
+            -c "$start" --warm_start
         train ${folder}_nothing "$reader,guided_attention_weight=1,n_frames_per_step=2,$settings"
     done
 }
