@@ -287,7 +287,8 @@ def load_weights(
         if saved != expected:
             differences[name] = f"{name} is {saved} in the checkpoint, {expected} in this model"
     if differences:
-        more = f" (and {len(differences) - 1} more weights)" if len(differences) > 1 else ""
+        n_more = len(differences) - 1
+        more = f" (and {counted(n_more, 'more weight')})" if n_more else ""
         others = "start train.py from its other weights by -c and --warm_start"
         fix = f"use the settings that it was trained with, or {others}"
         if list(differences) == ["embedding.weight"] and "embedding.weight" in theirs:
