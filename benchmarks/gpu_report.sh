@@ -1,5 +1,87 @@
 #!/usr/bin/env bash
-# What a GPU can do with this recipe, in nine minutes: bash benchmarks/gpu_report.sh
+# Measures what is worth knowing on a GPU, and checks that training is exact there: "On a GPU" in
+# docs/performance.md.
+#
+#     bash benchmarks/gpu_report.sh          # nine minutes; writes gpu_report/report.md
+#     bash benchmarks/gpu_report.sh Steps    # only the parts whose titles match
+#
+# It needs no LJSpeech: it trains on noise of LJSpeech's lengths. The checks come first. Each part has its
+# own time; what is not done by then is stopped, and what it has printed is kept. The exit status is 1 if a
+# part fails, or if a check is not done in time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-exec "${PYTHON:-python3}" benchmarks/gpu_report.py "$@"
+python=${PYTHON:-python3} only=${1:-.} failed=""
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+mkdir -p gpu_report
+
+part() {  # TITLE SECONDS ARGUMENT...: runs Python
+    local title=$1 seconds=$2 start=$SECONDS status=0
+    shift 2
+    printf '\n## %s\n\n`python %s`\n\n' "$title" "$*"
+    timeout --kill-after 5 "$seconds" "$python" -u "$@" 2>&1 || status=$?
+    if [ $status -ge 124 ] && [ $((SECONDS - start)) -ge "$seconds" ]; then
+        status=124
+        echo "(its time was over)"
+    elif [ $status != 0 ]; then
+        echo "FAILED with status $status"
+    fi
+    printf '\n*%d s*\n' $((SECONDS - start))
+    return $status
+}
+
+check() {
+    [[ ! $1 =~ $only ]] || part "$@" || failed+=" '$1'"
+}
+
+measure() {
+    [[ ! $1 =~ $only ]] || part "$@" || [ $? = 124 ] || failed+=" '$1'"
+}
+
+report() {
+    "$python" - "$folder" <<'END'
+import sys
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+
+from corpus.lengths import ljspeech_lengths
+from training.device import device_name
+
+folder, rng, lines = Path(sys.argv[1]), np.random.default_rng(0), []
+for i, length in enumerate(rng.choice(ljspeech_lengths(256), 320)):
+    soundfile.write(folder / f"{i}.wav", rng.uniform(-0.3, 0.3, 256 * length), 22050)
+    lines.append(f"{i}.wav|{'noise ' * (length // 37 + 1)}\n")
+(folder / "train.txt").write_text("".join(lines[16:]))
+(folder / "val.txt").write_text("".join(lines[:16]))
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+print(f"# {device_name(device)}, PyTorch {torch.__version__}")
+END
+    local noise="data_dir=$folder,training_files=$folder/train.txt,validation_files=$folder/val.txt,mel_cache_dir=$folder/cache"
+    local step=benchmarks/bench_step.py tests="not spill" all="reference scan triton"
+    if "$python" -c "from torch.cuda import *; exit(is_available() and get_device_capability() < (8, 0))"
+    then
+        all+=" scan+tf32 triton+tf32 scan+bf16 triton+bf16"
+    else
+        tests+=" and not tf32 and not bf16"
+    fi
+
+    check "Tests" 110 -m pytest -q -k "$tests" \
+        tests/test_decoder_triton.py tests/test_decoder_scan.py tests/test_model.py
+    check "Stops and kills" 50 -m pytest -q -k random_moments tests/test_resume.py
+    measure "Five epochs of the full model" 80 train.py -o "$folder/run" --hparams "$noise,epochs=5"
+    grep '"event": "epoch"' "$folder/run/metrics.jsonl" || true
+    measure "Steps of 200 and 400 frames" 60 $step --rounds 4 --frames 200 400 --implementations $all
+    measure "Steps of 800 frames" 50 \
+        $step --rounds 4 --frames 800 --batch_sizes 16 32 --implementations $all
+    measure "An epoch of LJSpeech, by decoder" 55 \
+        $step --epoch --rounds 3 --batches 4 --implementations reference triton
+    measure "An epoch of LJSpeech, by batching" 55 \
+        $step --epoch --rounds 3 --batches 4 --implementations triton --batchings all
+    measure "Memory" 80 scripts/find_batch_capacity.py --hparams "$noise,epochs=1"
+    [ -z "$failed" ] || { printf '\nFAILED:%s\n' "$failed"; return 1; }
+}
+
+report | tee gpu_report/report.md
