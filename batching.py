@@ -14,7 +14,7 @@ With PyTorch, where ``lengths[i]`` is the length of ``dataset[i]`` in any whole 
             ...
 
 Section numbers are those of Ge et al., "Speed up training with variable length inputs by
-efficient batching strategies", Interspeech 2021. Their words: RAND, random; SB, sorted; SSB,
+efficient batching strategies", Interspeech 2021. Their terms: RAND, random; SB, sorted; SSB,
 semi-sorted; BKT, bucket; ATS, alternated sorting; DBS, dynamic batch size; BR, batch
 randomisation; LRF, local randomisation factor; ZPR, zero-padding rate; ABL, average batch
 length; batch capacity, base batch size x longest length.
@@ -48,7 +48,7 @@ def sorted_order(lengths: ndarray, rng: Generator, longest_first: bool) -> ndarr
 
 def semi_sorted(lengths: ndarray, rng: Generator, lrf: float, longest_first: bool) -> ndarray:
     """SSB (Sec. 2, eq. 2-3): sorts by length + uniform noise, ``lrf * (max - min length)`` wide.
-    ``lrf=0`` is SB; 1000 is as good as RAND."""
+    ``lrf=0`` is SB; with 1000 it is practically RAND."""
     noise = rng.random(len(lengths))
     noisy_lengths = lengths + lrf * np.ptp(lengths) * noise
     order = np.lexsort((noise, noisy_lengths))  # by noisy length, and ties by the noise alone
@@ -313,7 +313,7 @@ def deal_batches(
         lengths: those that ``plan`` was made from.
 
     Returns:
-        Numbers of batches, int64, (n_steps, num_replicas).
+        Indices of batches in ``plan``, int64, (n_steps, num_replicas).
     """
     lengths = _as_lengths(lengths)
     sizes = [len(batch) for batch in plan]

@@ -38,7 +38,7 @@ def exit_on_user_error(
 
     Args:
         reports: whether this process prints the message.
-        end: ends it.
+        end: ends the process with the exit status.
     """
     # Log files get each line at once, whatever characters their encoding lacks.
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")

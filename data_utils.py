@@ -59,7 +59,7 @@ def open_data(
     rank: int = 0,
     world_size: int = 1,
 ) -> Data:
-    """Returns the data of a run, with all mels in the cache.
+    """Returns the data of a run, after filling the mel cache, if it is used.
 
     Args:
         rank, world_size: of the processes that train one model; each gets its share of the batches.
@@ -113,14 +113,14 @@ def refuse_other_data(
 
 def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     """Returns the training and the validation clips, checked: lists, texts, headers, and the
-    samples of those whose mels are not cached. Characters without a symbol are printed, and how
-    many validation texts are trained on.
+    samples of those whose mels are not cached. Prints characters that have no symbol, and how many
+    validation texts are trained on.
 
     Raises:
         UserError: all problems, one per line. With ``on_bad_clip=skip`` bad clips are printed and
             left out, unless they are more than 1 % of a set.
     """
-    # A clip in both sets is then a problem of the training set.
+    # Validation first, so that a clip in both sets is a problem of the training set.
     names = hparams.validation_files, hparams.training_files
     lists = [name.strip() for name in "+".join(names).split("+")]
     for i, name in enumerate(lists):
@@ -333,12 +333,12 @@ class Batch(NamedTuple):
     indices: list[int]  # B, of the clips in the dataset
 
     def pin_memory(self) -> "Batch":
-        """The batch in memory from which a GPU copies without waiting."""
+        """Returns the batch in pinned memory, from which a GPU copies without waiting."""
         pinned = (tensor.pin_memory() for tensor in self[:5])
         return Batch(*pinned, self.cpu_text_lengths, self.indices)
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on ``device``. From pinned memory, the copy is not waited for."""
+        """Returns the batch on ``device``. The copy from pinned memory is not waited for."""
         moved = (tensor.to(device, non_blocking=True) for tensor in self[:5])
         return Batch(*moved, self.cpu_text_lengths, self.indices)
 
@@ -375,7 +375,7 @@ def load_ahead(
         batch = collate([dataset[i] for i in indices], dataset.n_frames_per_step)
         return batch.pin_memory() if on_gpu else batch
 
-    # A new thread would pin memory by way of the first GPU.
+    # Without, a new thread pins memory through the first GPU.
     initializer = partial(torch.cuda.set_device, device) if on_gpu else None
     pool, waiting = ThreadPoolExecutor(num_threads, initializer=initializer), deque()
     try:

@@ -62,7 +62,7 @@ class HParams:
     seed: int = _from_0(0, "random seed of weights and dropout; batching adds the epoch to it")
     epochs: int = _above_0(220, "passes over the training set")
     epochs_per_validation: int = _above_0(2, "validate every N epochs")
-    precise_batch_norm: int = _from_0(0, "also validate with batch norm of N batches; 0: off")
+    precise_batch_norm: int = _from_0(0, "also validate with batch norm re-estimated on N batches")
     speak_every: int = _from_0(0, "speak speak_texts at every Nth validation, and the last; 0: off")
     speak_texts: tuple[str, ...] = _setting(SPEAK_TEXTS, "texts not in the training set")
     epochs_per_checkpoint: int = _above_0(2, "save a checkpoint every N epochs")
@@ -74,10 +74,10 @@ class HParams:
     precision: str = _one_of("fp32 tf32 bf16", "of matrix products; tf32 on a GPU only")
     deterministic: bool = _setting(False, "deterministic GPU algorithms, where torch has them")
     check_memory: bool = _setting(True, "first see whether the largest batches fit in memory")
-    max_bad_steps: int = _above_0(10, "stop after N steps in a row with a non-finite loss")
+    max_bad_steps: int = _above_0(10, "end after N steps in a row of non-finite loss or gradient")
 
     # Data
-    data_dir: str = _setting("", "where filelists' paths start; or one a list, joined with +")
+    data_dir: str = _setting("", "folder that filelists' paths start from; or one a list, by +")
     training_files: str = _setting("filelists/ljspeech_train.txt", "filelists, joined with +")
     validation_files: str = _setting("filelists/ljspeech_val.txt", "filelists, joined with +")
     text_cleaners: tuple[str, ...] = _setting(CLEANERS, "of text/cleaners.py, in this order")
@@ -103,7 +103,7 @@ class HParams:
     dynamic_batch_size: bool = _setting(True, "DBS: fill each batch to the capacity (Sec. 4)")
     batch_randomization: bool = _setting(True, "BR: shuffle the order of the batches (Sec. 5)")
     longest_first: bool = _setting(True, "SB, SSB, BKT: sort from the longest clip down, or up")
-    lrf: float = _from_0(0.1, "SSB: local randomisation factor, the noise added to lengths")
+    lrf: float = _from_0(0.1, "SSB: local randomisation factor: noise over the lengths' range")
     bucket_size: int = _above_0(1024, "BKT: clips per bucket, with bucket_edges=size")
     bucket_edges: str = _one_of("size uniform quantile", "BKT: how to divide the clips")
     n_buckets: int = _above_0(10, "BKT: number of buckets, with uniform or quantile edges")
@@ -144,9 +144,9 @@ class HParams:
     learning_rate: float = _above_0(1e-3, "Adam's, constant")
     weight_decay: float = _from_0(1e-6, "Adam's L2 penalty")
     grad_clip_thresh: float = _above_0(1.0, "largest L2 norm of the whole gradient")
-    loss: str = _one_of("padded masked", "mean to minimise: over padding too, as NVIDIA's")
-    guided_attention_weight: float = _from_0(0.0, "its weight (Tachibana et al. 2018); 0: off")
-    guided_attention_sigma: float = _above_0(0.2, "its width of the unpenalised diagonal")
+    loss: str = _one_of("padded masked", "what to minimise: with padding, as NVIDIA's, or without")
+    guided_attention_weight: float = _from_0(0.0, "of guided attention (Tachibana et al. 2018)")
+    guided_attention_sigma: float = _above_0(0.2, "width of the diagonal that it does not penalise")
     ignore_layers: tuple[str, ...] = _setting(("embedding.weight",), "not loaded by --warm_start")
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ class LinearNorm(nn.Module):
 
 
 class ConvNorm(nn.Module):
-    """Length-preserving 1-D convolution, initialised in the same way."""
+    """Length-preserving 1-D convolution, with the same initialisation."""
 
     def __init__(
         self,

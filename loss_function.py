@@ -28,8 +28,9 @@ class Tacotron2Loss(nn.Module):
         guided_attention_weight: weight of the guided attention loss (Tachibana et al. 2018),
             which penalises attention away from the diagonal. The paper does not use it.
         guided_attention_sigma: their g, the width of the unpenalised diagonal (0 to 1).
-        loss: which one the objective has, "padded" (total) or "masked". The two differ by a factor,
-            real / padded frames of the batch, so a badly padded batch counts less with "padded".
+        loss: which one the objective has, "padded" (total) or "masked". With ``mask_padding`` the
+            first is about the second times real / padded frames of the batch, so that a badly
+            padded batch counts less.
     """
 
     def __init__(

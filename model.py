@@ -69,7 +69,7 @@ class Prenet(nn.Module):
 
 
 class LocationLayer(nn.Module):
-    """Turns the last and the summed attention weights into features of each character."""
+    """Turns the last and the summed attention weights into features of each symbol."""
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Attention(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Three convolutions and a bidirectional LSTM over the characters.
+    """Convolutions and a bidirectional LSTM over the symbols.
 
     Inference calls ``lstm``. Training on a CPU passes its weights to decoder/scan.py, which is
     faster. If you change ``lstm``, :func:`decoder.check_fast_path` notices, and training calls it
@@ -215,7 +215,7 @@ class Decoder(nn.Module):
 
     def step(
         self,
-        frame: Tensor,
+        prenet_output: Tensor,
         state: DecoderState,
         memory: Tensor,
         keys: Tensor,
@@ -223,13 +223,13 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None = None,
         decoder_mask: Tensor | None = None,
     ) -> DecoderState:
-        """Returns the next state; ``frame`` (B, D_prenet) is the prenet's output for the frames of
-        the last step.
+        """Returns the next state; ``prenet_output`` (B, D_prenet) is of the last step's frames.
 
         The masks (B, D_attention_rnn) and (B, D_decoder_rnn) are True for hidden units to keep.
         """
         attention_hidden, attention_cell = self.attention_rnn(
-            torch.cat((frame, state.context), 1), (state.attention_hidden, state.attention_cell)
+            torch.cat((prenet_output, state.context), 1),
+            (state.attention_hidden, state.attention_cell),
         )
         # As in NVIDIA's code, the state that is carried on is the one after dropout.
         attention_hidden = _drop(attention_hidden, attention_mask, self.p_attention_dropout)
@@ -321,8 +321,7 @@ class Decoder(nn.Module):
         """Decodes freely: every step reads the frames that the last one made.
 
         It ends once every clip has ended, with a probability (:func:`end_probability`) above
-        ``gate_threshold``, or after ``max_steps`` steps. Arguments and results are those of
-        :meth:`forward`.
+        ``gate_threshold``, or after ``max_steps`` steps. Shapes are those of :meth:`forward`.
         """
         keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
         state = self.initial_state(memory)
@@ -378,7 +377,7 @@ class Decoder(nn.Module):
         decoder_mask: Tensor | None,
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the same by scan or decoder.triton."""
+        """Returns what :meth:`_loop` does, by decoder.scan or decoder.triton."""
         fast = recurrences(self.implementation)
         rnn, layer = self.attention_rnn, self.attention_layer
         of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
@@ -508,9 +507,9 @@ def end_probability(gate: Tensor) -> Tensor:
     """Returns the probability (B, n_steps) that a clip has ended by each step, of gate logits
     (B, n_steps).
 
-    The gate is trained on clips that each end once. So its probability p at a step is that of
-    ending there if the clip has not ended before, and it has ended by then with 1 - prod(1 - p).
-    A clip whose end is uncertain may never have a p above a half, but it does end.
+    Trained with ``mask_padding``, the gate sees each clip end once. So its probability p at a step
+    is that of ending there if the clip has not ended before, and it has ended by then with
+    1 - prod(1 - p). A clip whose end is uncertain may never have a p above a half, but it ends.
     """
     return -torch.expm1(-F.softplus(gate).cumsum(1))
 

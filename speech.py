@@ -26,8 +26,8 @@ from training.checkpoint import load_checkpoint, load_weights, saved_hparams
 N_CEPSTRA = 13  # cepstral coefficients of the distortion, without the 0th, which is loudness
 STOPS_EARLY = 0.75  # a shorter clip, as a share of the true length, has stopped early
 SKIPPED = 0.25  # a skipped word gets less attention, as a share of what its letters would get
-REPEATED = 5, 0.05  # attention went back by so many symbols or more, for so many seconds
-BROKEN = 0.2, 0.2  # no symbol got this weight, for so many seconds
+REPEAT_SYMBOLS, REPEAT_SECONDS = 5, 0.05  # how far, and how long, attention went back in a repeat
+BREAK_WEIGHT, BREAK_SECONDS = 0.2, 0.2  # in a break no symbol got this weight, for this long
 
 
 class Spoken(NamedTuple):
@@ -141,9 +141,9 @@ def attention_errors(alignment: Tensor, text: str, hop_seconds: float) -> Attent
 
     - A word is skipped if it gets less than ``SKIPPED`` of the attention that its letters would
       get, were all letters of the text to get equally much.
-    - A repeat: for ``REPEATED`` seconds or longer, the symbol with the largest weight lies
-      ``REPEATED`` symbols or more before the farthest one so far.
-    - A break: for ``BROKEN`` seconds or longer, no symbol gets a weight of ``BROKEN``.
+    - A repeat: for ``REPEAT_SECONDS`` or longer, the symbol with the largest weight lies
+      ``REPEAT_SYMBOLS`` or more before the farthest one so far.
+    - A break: for ``BREAK_SECONDS`` or longer, no symbol gets a weight of ``BREAK_WEIGHT``.
 
     Args:
         text: a character for each of the ``T_in`` symbols; spaces separate words.
@@ -160,11 +160,11 @@ def attention_errors(alignment: Tensor, text: str, hop_seconds: float) -> Attent
     skipped = [word for word, frames, n in words if frames < SKIPPED * rate * n]
 
     weight, symbol = (x.numpy() for x in alignment.max(1))
-    back = np.maximum.accumulate(symbol) - symbol >= REPEATED[0]
+    back = np.maximum.accumulate(symbol) - symbol >= REPEAT_SYMBOLS
     return AttentionErrors(
         skipped,
-        count_runs(back, REPEATED[1] / hop_seconds),
-        count_runs(weight < BROKEN[0], BROKEN[1] / hop_seconds),
+        count_runs(back, REPEAT_SECONDS / hop_seconds),
+        count_runs(weight < BREAK_WEIGHT, BREAK_SECONDS / hop_seconds),
     )
 
 

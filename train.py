@@ -135,7 +135,7 @@ def train(args: argparse.Namespace) -> None:
     # Checkpoint
     run = Run(hparams, data, model.to(device), folder, progress)
     if "optimizer" in state:
-        now = run.optimizer.state_dict()["param_groups"]  # with the learning rate of today
+        now = run.optimizer.state_dict()["param_groups"]  # with this call's learning rate
         run.optimizer.load_state_dict(state["optimizer"] | {"param_groups": now})
     run.check_decoder(state.get("decoder", "") if resuming else "")
     if distributed.RANK == 0:
@@ -192,11 +192,11 @@ class Run:
     def check_decoder(self, resumed: str) -> None:
         """Checks the fast decoder on a few frames, and connects the replicas of the model."""
         parts = self.model, data_utils.short_batch(self.data.train_set, self.device)
-        self.is_decoder_open = trial.check_decoder(*parts, resumed)
+        self.must_choose_decoder = trial.check_decoder(*parts, resumed)
         self.replica = trial.connect_replicas(*parts, self.loss_function)
 
     def open_logger(self, log_dir: Path, resumed: Path | None) -> None:
-        """Writes hparams.json, and opens the logs after the last line that was done."""
+        """Writes hparams.json, and opens the logs, cut back to the step that was saved."""
         if resumed:
             checkpoint.set_aside(self.folder, resumed)
         with replacing(self.folder / "hparams.json") as file:
@@ -209,7 +209,7 @@ class Run:
     def try_out(self) -> None:
         """Chooses the decoder on a GPU, and raises :class:`UserError` if a batch does not fit."""
         parts, data = (self.model, self.loss_function), self.data
-        if self.is_decoder_open:
+        if self.must_choose_decoder:
             data.sampler.set_epoch(self.progress.epoch)
             trial.choose_decoder(*parts, data.train_set, data.sampler.plan)
             self.stop.check()

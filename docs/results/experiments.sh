@@ -153,6 +153,7 @@ warm() {  # a German voice: 24 minutes, and the first five of them
             -c "$start" --warm_start
         train ${folder}_nothing "$reader,guided_attention_weight=1,n_frames_per_step=2,$settings"
     done
+    train ${folder}_shipped "$settings" -c voices/kathleen.pt --warm_start
 }
 
 times() {  # an epoch of each, in an order that rotates from round to round
