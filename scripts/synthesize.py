@@ -181,9 +181,7 @@ def write_speech(stem: Path, pieces: Sequence[Spoken], text: str, hparams: HPara
     seconds = mel.size(1) * hop_seconds
     line = f"{stem}.wav: {seconds:.1f} s"
     if not all(piece.stopped for piece in pieces):
-        fix = "try a longer text or another --seed, or train longer"
-        if text.rstrip()[-1] not in ".?!…。！？":
-            fix = "end the text with a full stop"
+        fix = "try a longer text, with a full stop at its end, or another --seed, or train longer"
         line += f", cut off: it never stopped ({fix})"
     elif seconds < 0.05:
         line += ", nothing to hear: it stopped at once (train longer, or raise gate_threshold)"

@@ -192,6 +192,7 @@ def test_nvidias_code_loads_it_and_trains_on(tmp_path, settings, run, trained, e
     optimizer.step()
     # Mels and model are others than NVIDIA's; the rest is no matter of the model.
     assert "not the defaults there: filter_length=2048,hop_length=276,win_length=1103," in printed
+    assert "note: that code has its own rule to stop" in printed
     assert "prenet_dim=8" in printed and "n_symbols" not in printed and "batch" not in printed
     assert load_model(path).hparams.prenet_dim == 8
     run("run", settings + "epochs=1", "-c", str(path))

@@ -148,6 +148,7 @@ def test_settings_that_differ_are_columns(tmp_path, printed):
         ({"threads": 1}, "times are not compared: threads=1 in", "time"),
         ({"validation_frames": 61}, "losses are left out: validation_frames=60 in", "masked"),
         ({"mel_fmax": 7000.0}, "losses are left out: mel_fmax=", "masked"),
+        ({"n_frames_per_step": 2}, "losses are left out: runs have other numbers of", "masked"),
     ],
 )
 def test_what_does_not_compare_is_left_out_whichever_run_comes_first(

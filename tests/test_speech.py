@@ -11,7 +11,7 @@ from conftest import build, save_model, set_gate
 from cli import UserError
 from scripts import evaluate
 from speech import Spoken, attention_errors, mel_cepstral_distortion, speak
-from training.logger import draw_alignment, render
+from training.logger import Sample, draw_alignment, draw_gate, render
 from training.validation import stop_errors
 
 TEXT, FRAMES = "we saw the harbor at noon", 4  # frames per symbol
@@ -73,13 +73,24 @@ def test_dispersed_attention_is_a_break():
 
 
 def test_stop_errors_count_frames_from_the_true_end():
-    gate = torch.full((4, 9), -5.0)
+    gate = torch.full((5, 9), -5.0)
     gate[0, 4:] = 5  # right: the clip has 5 frames
     gate[1, 2:] = 5  # 2 early
     gate[0, 1:4] = -1.5  # may have ended, with a probability of 0.45
     gate[2, 6:] = 5  # after the end, where the padding stops it: 1 late
-    lengths = torch.tensor([5, 5, 5, 9])  # the last never stops
-    assert stop_errors(gate, lengths, 0.5).tolist() == [0, 2, 1, 1]
+    gate[3, 1:4] = -1.0  # has ended in the third of these, with a probability of 0.61: 1 early
+    lengths = torch.tensor([5, 5, 5, 5, 9])  # the last never stops
+    assert stop_errors(gate, lengths, 0.5).tolist() == [0, 2, 1, 1, 1]
+
+
+def test_the_picture_of_the_gate_shows_when_the_clip_has_ended():
+    ends = torch.tensor([0.0, 0.25, 0.5, 0.5])  # if it has not ended before
+    mels, target, alignment = torch.zeros(2, 10, 8), torch.tensor([0.0, 0, 0, 1]), torch.zeros(8, 3)
+    figure = draw_gate(Sample("", *mels, ends.logit(), target, alignment), 0.5)
+    ended = [0, 0.25, 0.625, 0.8125]
+    for line, values in zip(figure.axes[0].lines, (target.tolist(), ended), strict=True):
+        assert line.get_xdata().tolist() == [0, 0.5, 1, 1.5]
+        assert line.get_ydata().tolist() == pytest.approx(values)
 
 
 # Speaking
@@ -136,7 +147,8 @@ def test_the_same_seed_gives_the_same_numbers(evaluated, trained, stopping):
 
 
 def test_a_step_of_several_frames_counts_as_all_of_them(evaluated, tmp_path):
-    model = set_gate(build(n_frames_per_step=2), 100)
+    # Of 35 frames at most: 25 steps make more.
+    model = set_gate(build(n_frames_per_step=2, max_decoder_steps=25), 100)
     _, table, clips = evaluated(checkpoints=[save_model(tmp_path / "2.pt", model)])
     frames = clips["seconds"] * model.hparams.sampling_rate / model.hparams.hop_length
     assert frames.round(6).tolist() == [2] * 4 and table["never stops"].item() == 0
@@ -196,9 +208,11 @@ def test_what_cannot_be_evaluated_is_refused_before_the_first(
 ):
     monkeypatch.setattr(evaluate, "evaluate", None)
     smaller = save_model(tmp_path / "0.pt", build(), batch_size=8)
+    double = save_model(tmp_path / "2.pt", build(n_frames_per_step=2))
     (tmp_path / "kept.csv").write_text("kept")
     for checkpoints, options, message in (
         ([trained, smaller], [], r"0\.pt: has batch_size=8, .*; give --hparams batch_size=16"),
+        ([trained, double], [], r"2\.pt: has n_frames_per_step=2, .*; evaluate them apart"),
         ([trained], ["-o", f"{tmp_path}/kept"], r"kept\.csv: exists already; give another -o"),
     ):
         with pytest.raises(UserError, match=message):

@@ -445,7 +445,8 @@ def search(monkeypatch, *options: str) -> None:
 @linux
 def test_the_search_tries_until_all_fits_or_nothing_does(corpus, settings, monkeypatch, capfd):
     (corpus / "train.txt").write_text("1.wav|one\n")  # so that one trial is enough
-    options = "--hparams", settings.replace("batch_size=3", "batch_size=1") + "epochs=3"
+    settings = settings.replace("batch_size=3", "batch_size=1") + "epochs=3,n_frames_per_step=3"
+    options = "--hparams", settings
     search(monkeypatch, *options, "--memory_gib=16")
     printed = capfd.readouterr().out
     assert "GiB" in printed and "all clips fit in one batch" in printed

@@ -1,15 +1,18 @@
 """Validation: scores of alignments, and batch norm's statistics as training left them and
 re-estimated."""
 
+import math
+
 import pytest
 import torch
-from conftest import build, outcome
+from conftest import build, outcome, set_gate
 from torch import nn
 
 from corpus.mels import open_mels
 from data_utils import MelDataset, load_data, training_sampler
 from hparams import create_hparams
-from training.validation import alignment_scores, precise_batch_norm
+from loss_function import Tacotron2Loss
+from training.validation import alignment_scores, precise_batch_norm, validate
 
 ALWAYS = {"event", "epoch", "step"}  # in a record, beside its scalars
 
@@ -24,6 +27,20 @@ def test_alignment_scores_of_a_diagonal_and_of_none():
     diagonality, focus = alignment_scores(flat, *lengths)
     assert diagonality.tolist() == pytest.approx([0.2, 0.2], abs=0.03)
     assert focus.tolist() == pytest.approx([1 / 20, 1 / 10])
+
+
+@pytest.mark.parametrize("n_frames_per_step", [1, 3])
+def test_the_stop_error_is_in_seconds(settings, n_frames_per_step):
+    """From the first step to the last, if the model stops at once; a step, if it never does."""
+    hparams = create_hparams(f"{settings}n_frames_per_step={n_frames_per_step}")
+    _, clips = load_data(hparams)
+    dataset = MelDataset(clips, open_mels(clips, hparams), n_frames_per_step)
+    step = n_frames_per_step * hparams.hop_length / hparams.sampling_rate
+    late = [step * (math.ceil(clip.n_frames / n_frames_per_step) - 1) for clip in clips]
+    for logit, expected in ((100, sum(late) / len(late)), (-100, step)):
+        model = set_gate(build(n_frames_per_step=n_frames_per_step), logit)
+        means, _ = validate(model, dataset, [[0, 1], [2, 3]], Tacotron2Loss())
+        assert means["stop_error"] == pytest.approx(expected)
 
 
 def test_it_changes_no_training_and_no_other_scalar(tmp_path, settings, run):
