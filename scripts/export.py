@@ -93,8 +93,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.output.exists():
         raise UserError(f"{args.output}: exists already; give another -o, or remove it")
     model = load_model(args.checkpoint).cpu()
-    ours = args.format in ("weights", "half")
-    settings = "" if ours else settings_to_give(model.hparams)
+    for_this_code = args.format in ("weights", "half")
+    settings = "" if for_this_code else settings_to_give(model.hparams)
     buffer = io.BytesIO()  # torch.save says less of a full disk
     torch.save(content(model, args.format), buffer)
     make_folder(args.output.parent, "give another -o")
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{args.output}: {size / 1e6:.1f} MB, {size / before:.0%} of the checkpoint")
     if settings:
         print(f"note: it needs these settings, which are not the defaults there: {settings}")
-    if not ours:
+    if not for_this_code:
         print("note: that code has its own rule to stop: at the first gate above its threshold")
 
 

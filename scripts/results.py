@@ -210,8 +210,8 @@ def compare(runs: list[Run]) -> Comparison:
     for members in group.groupby(group).groups.values():
         seeds = [runs[i].settings["seed"] for i in members]
         if len(set(seeds)) < len(seeds):
-            named = " and ".join(str(runs[i].path) for i in members[:2])
-            raise UserError(f"{named}: have the same settings and seed; name one of them")
+            paths = " and ".join(str(runs[i].path) for i in members[:2])
+            raise UserError(f"{paths}: have the same settings and seed; name one of them")
         if common := set.intersection(*(set(runs[i].validations.index) for i in members)):
             for i in members:
                 rows.loc[i, VALIDATED] = runs[i].validations.loc[max(common)]
@@ -324,19 +324,19 @@ def paper_tables(comparison: Comparison) -> dict[str, str]:
         row = [compared(name, quantity) for quantity in TABLE2]
         table2.append([name, str(seeds[name]), *row])
     for name in names[1:]:
-        theirs = ""
+        paper_saving = ""
         if name in PAPER.index:
-            theirs = f"{100 * (1 - PAPER.minutes[name] / PAPER.minutes['RAND']):.2f}"
-        time, steps = cell(*saved(name, "minutes"), 2, theirs), saved(name, "total_length")
+            paper_saving = f"{100 * (1 - PAPER.minutes[name] / PAPER.minutes['RAND']):.2f}"
+        time, steps = cell(*saved(name, "minutes"), 2, paper_saving), saved(name, "total_length")
         table3.append([name, time, cell(*steps, 2)])
     for pair in TABLE4:
         before, after = pair.split(" → ")
         if before in names and after in names:
             row = [before, compared(before, "VL3"), after, compared(after, "VL3")]
-            reduction, theirs = (
+            reduction, paper_reduction = (
                 100 * (1 - vl3[after] / vl3[before]) for vl3 in (mean.VL3, PAPER.VL3)
             )
-            table4.append([*row, cell(reduction, math.nan, 2, f"{theirs:.2f}")])
+            table4.append([*row, cell(reduction, math.nan, 2, f"{paper_reduction:.2f}")])
     tables = {"table2": table2, "table3": table3, "table4": table4}
     texts = {name: markdown(rows) for name, rows in tables.items() if len(rows) > 1}
     return texts | {"table2": f"{texts['table2']}\n\n{LEGEND}"}

@@ -100,10 +100,10 @@ def parse_args() -> argparse.Namespace:
     # fmt: on
     args = parser.parse_args()
     args.hparams = ",".join(args.hparams)
-    named = parse_overrides(args.hparams)
-    for name in SET_BY.keys() & named.keys():
+    overrides = parse_overrides(args.hparams)
+    for name in SET_BY.keys() & overrides.keys():
         raise UserError(f"--hparams: {name} is set by {SET_BY[name]}; leave it out")
-    args.has_data = bool({"data_dir", *LISTS} & named.keys())
+    args.has_data = bool({"data_dir", *LISTS} & overrides.keys())
     if args.corpus and args.has_data:
         fix = "leave data_dir and the filelists out of --hparams"
         raise UserError(f"--corpus {args.corpus}: makes its own lists; {fix}")
@@ -145,8 +145,8 @@ def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str,
     """Returns the settings of BKT and ATS that pad like SSB (Sec. 3), by strategy, as far as --only
     needs them and --hparams does not have them. Raises :class:`UserError` if there are none."""
     used = {name.split("-")[0] for name in args.only}
-    named = parse_overrides(args.hparams)
-    needed = {s: name for s, name in PARAMETERS.items() if s in used and name not in named}
+    overrides = parse_overrides(args.hparams)
+    needed = {s: name for s, name in PARAMETERS.items() if s in used and name not in overrides}
     lengths = [clip.n_frames for clip in load_data(hparams)[0]] if needed else []
     fixed, parameters = {"batch_size": hparams.batch_size, "dynamic_batch_size": False}, {}
     if needed:

@@ -267,39 +267,41 @@ def load_weights(
         UserError: a weight is missing, unknown or of another shape, or ``ignore_layers`` names
             no weight.
     """
-    ours, theirs = model.state_dict(), state["state_dict"]
+    expected, saved = model.state_dict(), state["state_dict"]
     ignored = set()
     for layer in ignore_layers or ():
-        matches = {name for name in {*ours, *theirs} if f"{name}.".startswith(f"{layer}.")}
+        matches = {name for name in {*expected, *saved} if f"{name}.".startswith(f"{layer}.")}
         if not matches:
-            layers = dict.fromkeys(".".join(name.split(".")[:2]) for name in ours)
+            layers = dict.fromkeys(".".join(name.split(".")[:2]) for name in expected)
             raise UserError(
                 f"setting ignore_layers: the model has no '{layer}'; use some of "
                 f"{', '.join(layers)}, or the beginnings or whole names of their weights"
             )
         ignored |= matches
-    theirs = {name: weight for name, weight in theirs.items() if name not in ignored}
-    theirs |= {name: weight for name, weight in ours.items() if name in ignored}
-    shapes = [{k: tuple(v.shape) for k, v in weights.items()} for weights in (theirs, ours)]
+    loaded = {name: weight for name, weight in saved.items() if name not in ignored}
+    loaded |= {name: weight for name, weight in expected.items() if name in ignored}
     differences = {}
-    for name in {**ours, **theirs}:
-        saved, expected = (of.get(name, "absent") for of in shapes)
-        if saved != expected:
-            differences[name] = f"{name} is {saved} in the checkpoint, {expected} in this model"
+    for name in {**expected, **loaded}:
+        shape, old_shape = (
+            tuple(weights[name].shape) if name in weights else "absent"
+            for weights in (expected, loaded)
+        )
+        if shape != old_shape:
+            differences[name] = f"{name} is {old_shape} in the checkpoint, {shape} in this model"
     if differences:
         n_more = len(differences) - 1
         more = f" (and {counted(n_more, 'more weight')})" if n_more else ""
-        others = "start train.py from its other weights by -c and --warm_start"
-        fix = f"use the settings that it was trained with, or {others}"
-        if list(differences) == ["embedding.weight"] and "embedding.weight" in theirs:
-            fix = f"it reads other symbols: set them (symbols), or {others}"
+        training_fix = "start train.py from its other weights by -c and --warm_start"
+        fix = f"use the settings that it was trained with, or {training_fix}"
+        if list(differences) == ["embedding.weight"] and "embedding.weight" in loaded:
+            fix = f"it reads other symbols: set them (symbols), or {training_fix}"
         if ignore_layers is not None:
             layers = dict.fromkeys(name.rpartition(".")[0] for name in differences)
             layers = format_overrides({"ignore_layers": (*ignore_layers, *layers)})
             fix = f"leave them out by --hparams '{layers}'"
         first, *_ = differences.values()
         raise UserError(f"{path}: the checkpoint of another model: {first}{more}; {fix}")
-    model.load_state_dict(theirs)
+    model.load_state_dict(loaded)
 
 
 # The settings and clips of a run that starts from a checkpoint

@@ -201,8 +201,8 @@ def choose_decoder(
 
 def agree_on_decoder(decoder: Decoder) -> None:
     """Makes all processes use scan if one of them does. All call this together."""
-    some_do = distributed.largest(decoder.implementation != "triton")
-    if some_do and decoder.implementation == "triton":
+    any_uses_scan = distributed.largest(decoder.implementation != "triton")
+    if any_uses_scan and decoder.implementation == "triton":
         use_scan(decoder)
         print("note: decoder=scan, as other processes choose")
 
