@@ -10,6 +10,7 @@ import dataclasses
 import multiprocessing
 import resource
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -150,14 +151,14 @@ def empty_data(clips: list[Clip], val_clips: list[Clip], hparams: HParams) -> Da
     return Data(train_set, val_set, training_sampler(clips, hparams), batches, [], [])
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the run")
     add("--preset", default="paper", help="settings preset (default %(default)s)")
     limit = "GiB to use (default: the GPU's, or the free memory; ignores a container's limit)"
     add("--memory_gib", type=float, help=limit)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.memory_gib is not None and not 0 < args.memory_gib < 1e6:
         raise UserError(f"--memory_gib {args.memory_gib}: use a number above 0")
     hparams = create_hparams(args.hparams, args.preset)

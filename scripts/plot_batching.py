@@ -11,6 +11,7 @@ strategies", Interspeech 2021.
 
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -195,7 +196,7 @@ def draw_all(samples: list[ndarray], folder: Path, settings: dict[str, float]) -
     print(f"wrote figure1.png to figure3.png and strategies.png in {folder}")
 
 
-def parse_args() -> Namespace:
+def parse_args(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(
         description="Print a table of what each batching strategy does with clips of any lengths, "
         "and draw the paper's Figures 1 to 3 of them."
@@ -219,14 +220,14 @@ def parse_args() -> Namespace:
     add("--target_zpr", type=float, metavar="ZPR", help=target)
     folder = Path("runs/batching")
     add("--output_dir", type=Path, default=folder, metavar="DIR", help="for figures (%(default)s)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.seeds < 2:
         parser.error(f"--seeds {args.seeds}: use 2 or more, for their spread")
     return args
 
 
-def main() -> None:
-    args = parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
     paper = args.lengths is None
     if paper:
         lengths = ljspeech_lengths(HParams.hop_length)

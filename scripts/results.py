@@ -375,7 +375,7 @@ def draw_figure4(runs: Sequence[Run], path: Path) -> None:
     figure.savefig(path, dpi=160)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(
         description="Compare runs of train.py. Padding (ZPR), average batch length in frames "
         "(ABL), batches, and decoder steps (the sum of the batches' lengths) are means over the "
@@ -387,7 +387,7 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="write the tables and figure4.png there"
     )
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     runs = read_runs(args.runs)
     comparison = compare(runs)
     tables = {"runs": general_table(comparison)} | paper_tables(comparison)

@@ -209,8 +209,9 @@ def assert_same_run(unbroken: Path, other: Path) -> None:
 
 
 def records(output: Path, event: str = "") -> list[dict]:
-    """The lines of a run's metrics.jsonl, or those of one event."""
-    lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    """The lines of a run's metrics.jsonl, or those of one event. JSON has no NaN."""
+    lines = (output / "metrics.jsonl").read_text().splitlines()
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in lines]
     return [line for line in lines if event in ("", line["event"])]
 
 

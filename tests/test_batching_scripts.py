@@ -1,6 +1,5 @@
 """plot_batching.py: its table, its pictures, and the lengths that it reads."""
 
-import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -24,8 +23,7 @@ def plot(monkeypatch, capsys, tmp_path) -> Callable[..., str]:
     np.savetxt("lengths.txt", LENGTHS, "%d")
 
     def call(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["plot_batching.py", *arguments])
-        plot_batching.main()
+        plot_batching.main(arguments)
         return capsys.readouterr().out
 
     return call
@@ -48,12 +46,14 @@ def test_the_table_has_the_means_over_seeds_and_the_pictures_are_drawn(plot):
     assert pictures == [b"\x89PNG"] * 4
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_ljspeech_in_fixed_batches_pads_as_in_the_paper(strategy):
+@pytest.mark.parametrize("batching", [*STRATEGIES, "SB-DBS", "SSB-DBS"])
+def test_ljspeech_pads_as_in_the_paper(batching):
     clips = lengths.subset(lengths.ljspeech_lengths(276), 10_480, 0)
-    epoch = batch_statistics(clips, plan_batches(clips, strategy, dynamic_batch_size=False))
-    n_batches, zpr, abl = map(float, plot_batching.PAPER[strategy].split(", "))
-    assert epoch.n_batches == n_batches
+    strategy, _, dynamic = batching.partition("-")
+    plan = plan_batches(clips, strategy, dynamic_batch_size=bool(dynamic))
+    epoch = batch_statistics(clips, plan)
+    n_batches, zpr, abl = map(float, plot_batching.PAPER[batching].split(", "))
+    assert dynamic or epoch.n_batches == n_batches  # docs/results.md says why it differs with DBS
     assert 100 * epoch.zpr == pytest.approx(zpr, abs=0.3)
     assert epoch.abl == pytest.approx(abl, abs=4)
 

@@ -2,7 +2,6 @@ import re
 import shutil
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -78,15 +77,6 @@ def test_validation_texts_that_are_trained_on_are_counted(corpus, hparams, capsy
     (corpus / "val.txt").write_text("\n".join(lines))
     load_data(hparams)
     assert "note: 1 of the 4 validation clips have texts that are tr" in capsys.readouterr().out
-
-
-def test_english_texts_to_speak_are_noted_in_another_alphabet(hparams, capsys):
-    for symbols, texts, noted in (("", (), False), (" ä", (), True), (" ä", ("Ä",), False)):
-        changed = replace(hparams, symbols=symbols, speak_every=1)
-        changed = replace(changed, speak_texts=texts or hparams.speak_texts)
-        with suppress(UserError):  # they have no letter of the alphabet
-            data_utils.texts_to_speak(changed)
-        assert ("note: speak_texts is the default" in capsys.readouterr().out) == noted
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from conftest import ROOT
 
 
 def listed(name: str) -> set[str]:

@@ -4,11 +4,10 @@ import importlib.util
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 LAUNCHERS = {"python": "", "torchrun": "-m torch.distributed.run"}
 
 

@@ -3,26 +3,16 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cli import UserError
-from hparams import (
-    HParams,
-    create_hparams,
-    format_overrides,
-)
+from hparams import HParams, create_hparams, format_overrides
 
-ROOT = Path(__file__).resolve().parent.parent
 TEXT = st.text(st.characters(codec="utf-8"))
-
-
-def test_preset_nvidia_has_its_mels():
-    hparams = create_hparams(preset="nvidia")
-    assert (hparams.hop_length, hparams.win_length, hparams.filter_length) == (256, 1024, 1024)
 
 
 def test_values_as_users_write_them():

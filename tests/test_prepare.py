@@ -191,15 +191,6 @@ def test_takes_of_a_sentence_are_on_one_side_in_any_order(sentences, random):
     assert [sorted(part) for part in again] == [sorted(train), sorted(val)]
 
 
-def test_how_many_clips_share_a_text_is_said(capsys):
-    for i in range(6):
-        write(f"s/{i}.wav", tone())
-        Path(f"s/{i}.txt").write_text("One tone." if i < 3 else f"{'word ' * i}.")
-    call("s --name takes")
-    note = "note: 3 clips are takes of 1 text; takes of one text are in one list"
-    assert capsys.readouterr().out.splitlines()[1] == note
-
-
 # Conversion
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import os
 import random
 import re
@@ -446,21 +445,16 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_clips_are_named(
 
 
 def test_an_epoch_without_a_step_has_no_loss(tmp_path, settings, run, monkeypatch, capsys):
-    """Its records are JSON, and are read."""
+    """Nor a NaN in its records, which are JSON."""
 
     def spoil(*items):
         batch = collate(*items)
         batch.mel[0, 0, 0] *= np.nan
         return batch
 
-    def refuse(constant):
-        raise AssertionError(constant)
-
     collate, output = data_utils.collate, tmp_path / "run"
     monkeypatch.setattr(data_utils, "collate", spoil)
     run("run", settings + "epochs=1")
-    for line in (output / "metrics.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=refuse)
     assert [record["training_loss"] for record in records(output, "epoch")] == [None]
     assert [record["masked_loss"] for record in records(output, "validation")] == [None]
     assert np.isnan(EventAccumulator(str(output)).Reload().Scalars("epoch/training_loss")[0].value)
@@ -486,3 +480,4 @@ def test_a_validation_that_is_not_finite_or_a_collapse_is_said(
     assert re.search(r"warning: validation loss nan in \S+val\.txt:\d, ", printed)
     (warning,) = [line for line in printed.splitlines() if "attention collapsed" in line]
     assert warning.startswith("warning: alignment 0.30 was 0.90: ")
+    assert not (tmp_path / "run" / "checkpoint_best.pt").exists()  # all losses are nan

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 from cli import UserError, exit_on_user_error
 from hparams import HParams, create_hparams, format_overrides
@@ -21,7 +22,6 @@ from scripts import run_all
 from tests.conftest import TINY, WORDS, records, write_tone
 from training.logger import RunLogger
 
-ROOT = Path(__file__).resolve().parent.parent
 NAMES = "RAND BKT-BR SSB-DBS-BR"
 
 

@@ -41,15 +41,6 @@ def run(wavs: Path, output: Path, **options) -> dict:
     return enhancement.train(argparse.Namespace(**settings))
 
 
-def test_a_mixture_has_the_wanted_snr():
-    rng = np.random.default_rng(0)
-    speech, noise = rng.standard_normal((2, 5000)).astype(np.float32)
-    for wanted in (-5, 0, 10):
-        assert snr(enhancement.mix(speech, 7 * noise, wanted), speech) == pytest.approx(
-            wanted, 1e-3
-        )
-
-
 @pytest.mark.parametrize("mismatched", [False, True])
 def test_mixtures_are_random_in_epochs_and_the_same_for_every_batching(wavs, mismatched):
     clips = enhancement.read_clips(wavs)
@@ -92,15 +83,6 @@ def test_padding_changes_neither_output_nor_loss():
     assert garbage[2].item() == pytest.approx(snr(pairs[2][0], pairs[2][1]), abs=1e-3)
 
 
-def test_the_model_hears_no_future():
-    torch.manual_seed(0)
-    model, mixture = enhancement.ConvTasNet(), torch.randn(1, 2000)
-    before = model(mixture)
-    mixture[:, 1000:] = 0
-    window = 2 * model.hop
-    assert torch.allclose(model(mixture)[:, : 1000 - window], before[:, : 1000 - window], atol=1e-6)
-
-
 def test_training_lowers_the_loss(tmp_path, wavs):
     result = run(wavs, tmp_path / "x", strategy="BKT", batch_seconds=0.5, epochs=3)
     assert result["losses"][-1] < result["losses"][0] - 0.3
@@ -114,13 +96,8 @@ def test_run_makes_the_table_and_skips_what_is_finished(tmp_path, wavs):
         settings = {"DATA": "wavs", "OUTPUT": "out", "STRATEGIES": "RAND", "SEEDS": "0"} | settings
         environment = os.environ | settings | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
         environment.pop("CI", None)  # where venv.sh would take another Python
-        done = subprocess.run(
-            ["bash", EXAMPLE / "run.sh"],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+        done = subprocess.run(["bash", EXAMPLE / "run.sh"], **options)
         return done.returncode, done.stdout + done.stderr
 
     runs = tmp_path / "out" / "runs"
@@ -154,18 +131,9 @@ def test_run_makes_the_table_and_skips_what_is_finished(tmp_path, wavs):
 
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path, wavs, capsys):
-    def refusal(folder: Path, *options: str) -> str:
-        with pytest.raises(SystemExit) as end:
-            enhancement.main(
-                [str(folder), "-o", str(tmp_path / "x"), "--batch_size", "2", *options]
-            )
-        assert end.value.code == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        return said
-
-    for folder in (tmp_path / "missing", wavs / "more"):
-        assert f"{folder}: " in refusal(folder) and "at least 16" in refusal(folder)
-    assert "--seed" in refusal(wavs, "--seed", "-1")
     (wavs / "01.wav").write_bytes(b"no wav")
-    assert "01.wav: " in refusal(wavs) and "take it out" in refusal(wavs)
+    for folder, fix in ((tmp_path / "missing", "at least 16"), (wavs, "take it out")):
+        with pytest.raises(SystemExit, match="2"):
+            enhancement.main([str(folder), "-o", f"{tmp_path}/x", "--batch_size", "2"])
+        said = capsys.readouterr().err
+        assert str(folder) in said and fix in said and said.count("\n") == 1

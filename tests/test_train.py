@@ -18,7 +18,7 @@ from cli import UserError, counted
 from corpus.clips import load_clips
 from corpus.mels import open_mels
 from data_utils import MelDataset
-from hparams import MAY_CHANGE, create_hparams
+from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Attention, Tacotron2
 from training import logger, trial
@@ -365,9 +365,3 @@ def test_a_refused_call_says_so_in_one_line_and_leaves_nothing(
             run(name, settings, "-l", str(tmp_path / "logs" / "c"), *options)
         assert "\n" not in str(error.value)
     assert files(tmp_path) == before
-
-
-def test_the_help_says_what_a_resumed_run_may_change(run, capsys):
-    assert run("run", "", "--help") == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "With --resume, --hparams may change " + ", ".join(sorted(MAY_CHANGE)) in printed
