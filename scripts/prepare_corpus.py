@@ -148,8 +148,9 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
     rarest = [f"{c!r} {uses[c]}" for c in sorted(symbols, key=lambda c: uses[c])[:5]]
     print(f"{len(symbols)} symbols; the rarest and their uses are {', '.join(rarest)}")
     if with_digits := [line for line in lines if any(map(str.isdecimal, line.text))]:
+        locations = ", ".join(line.location for line in with_digits[:5])
         n_texts = counted(len(with_digits), "text")
-        print(f"note: {with_digits[0].location}: has a digit (in {n_texts}); spell numbers out")
+        print(f"note: {locations}: has a digit (in {n_texts}); spell numbers out")
     return "".join(symbols)
 
 
