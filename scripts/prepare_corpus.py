@@ -58,7 +58,7 @@ TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 TRAIN_SHARE = 0.8  # of the clips, as the paper's
 FOLDERS = "wavs/", "wav/", ""  # where the audio of metadata.csv is
 AUDIO = ".wav", ".flac"
-SMALL = 2  # hours of speech: with fewer, a voice is the better start
+SMALL_MINUTES = 120  # of speech: with fewer, another voice is the better start
 MARGIN = 0.05  # seconds that trimming leaves around the speech
 
 
@@ -283,10 +283,10 @@ def prepare(args: argparse.Namespace) -> None:
         print(f"{file}: {counted(len(rows), 'clip')}")
     if hparams.symbols:
         write_lines(Path(changes["symbols"][1:]), [hparams.symbols])
-    hours = sum(clip.n_frames for clip in clips) * hparams.hop_length / hparams.sampling_rate / 3600
-    if hours < SMALL and hparams.sampling_rate == HParams.sampling_rate:
+    minutes = sum(clip.n_frames for clip in clips) * hparams.hop_length / hparams.sampling_rate / 60
+    if minutes < SMALL_MINUTES and hparams.sampling_rate == HParams.sampling_rate:
         how = "from another voice, as docs/speech.md says (A small voice)"
-        print(f"note: {hours:.1f} hours of speech: training is best started {how}")
+        print(f"note: {minutes:.0f} minutes of speech: training is best started {how}")
     command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{args.name}"]
     print(f"Next:\n  {shlex.join([*command, '--hparams', format_overrides(changes)])}")
 

@@ -144,7 +144,7 @@ def test_settings_follow_from_the_rate_and_no_mel_band_is_empty(rate, capsys):
         write(f"my data, 'all' [of] it/{i}.txt", f"Text {i}")
     call(f"\"my data, 'all' [of] it\" --sampling_rate {rate} --name mine")
     printed = capsys.readouterr().out
-    assert ("note: 0.0 hours of speech: training is best" in printed) == (rate == 22050)
+    assert ("note: 0 minutes of speech: training is best" in printed) == (rate == 22050)
     hparams = printed_settings(printed)
     hop, window, fft = hparams.hop_length, hparams.win_length, hparams.filter_length
     assert 0 <= hop - 0.0125 * rate < 1 and 0 <= window - 0.05 * rate < 1
