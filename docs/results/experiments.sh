@@ -7,7 +7,7 @@
 #     bash docs/results/experiments.sh reader      # voices/kathleen.pt, of the same voice
 #     bash docs/results/experiments.sh warm        # a German voice, from 70 epochs of that one and from nothing
 #     bash docs/results/experiments.sh frames      # several frames a step, on the same voice
-#     bash docs/results/experiments.sh evening     # one and three frames a step, for two hours each
+#     bash docs/results/experiments.sh evening     # goes on from frames, to two hours each
 #     bash docs/results/experiments.sh times       # an epoch of each, four times
 #     bash docs/results/experiments.sh gradient    # with NVIDIA's gradient
 #     bash docs/results/experiments.sh rates       # learning rates, and smaller batches with DBS
@@ -16,8 +16,9 @@
 # corpus prepares the voice that voice to times train on, but for warm's, which docs/speech.md names; the
 # others make their own, synthetic. voice, times and those others go on from epochs of RAND, one training
 # a seed. The voice takes 2 to 3 hours of one core a seed, scratch, reader and frames 2 to 4, the others
-# 1 to 2. A second argument names the seeds (the frames of evening; not for reader, warm and times), so
-# that two calls can use two cores: start the second once the first one trains. The runs are in runs/SERIES.
+# 1 to 2; a CPU without AVX-512 took 2.3 times as long. A second argument names the seeds (of all but
+# reader, warm and times), so that two calls can use two cores: start the second once the first one trains.
+# The runs are in runs/SERIES.
 set -euo pipefail
 here=$PWD  # where DIR starts
 cd "$(dirname "$0")/../.."
@@ -105,39 +106,28 @@ frames() {  # several frames a step, for about the same time each
     done
 }
 
-# stages FOLDER SETTINGS RATE,epochs=N...: goes on from $before, if any, to epoch N of each learning rate
-stages() {
-    local settings=$2 stage
-    for stage in "${@:3}"; do
-        train "$1/${stage#*=}" "$settings,learning_rate=$stage" ${before:+-c "$before"}
-        before=$(ls "$1/${stage#*=}"/checkpoint_0*.pt | tail -1)
+evening() {  # goes on from frames' guided models with half the learning rate, until each has had about two hours
+    for seed in ${seeds:-0 1000}; do
+        for frames_epochs in 1,45 3,79 2,70; do
+            bash scripts/run_all.sh --start runs/frames/frames${frames_epochs%,*}_guided1/SSB-DBS-BR \
+                --output runs/evening/frames${frames_epochs%,*} --epochs ${frames_epochs#*,} \
+                --only SSB-DBS-BR --seeds "$seed" --hparams learning_rate=1e-3
+        done
     done
 }
 
 reader() {  # 205 epochs: learning rates that fall, and again with less dropout
-    local before=""
-    stages runs/reader "$reader,guided_attention_weight=1,n_frames_per_step=2" \
-        2e-3,epochs=40 1e-3,epochs=70 5e-4,epochs=100 2e-4,epochs=110
-    stages runs/reader \
-        p_encoder_dropout=0.1,p_postnet_dropout=0.1,p_attention_dropout=0.05,p_decoder_dropout=0.05 \
-        1e-3,epochs=155 5e-4,epochs=180 2e-4,epochs=195 1e-4,epochs=205
+    local settings="$reader,guided_attention_weight=1,n_frames_per_step=2," before="" stage folder
+    local less="p_encoder_dropout=0.1,p_postnet_dropout=0.1,p_attention_dropout=0.05,p_decoder_dropout=0.05,"
+    for stage in 2e-3,epochs=40 1e-3,epochs=70 5e-4,epochs=100 2e-4,epochs=110 \
+            1e-3,epochs=155 5e-4,epochs=180 2e-4,epochs=195 1e-4,epochs=205; do
+        [ $stage != 1e-3,epochs=155 ] || settings=$less
+        folder=runs/reader/${stage#*=}
+        train "$folder" "${settings}learning_rate=$stage" ${before:+-c "$before"}
+        before=$(ls "$folder"/checkpoint_0*.pt | tail -1) settings=""
+    done
     [ -e runs/reader/kathleen.pt ] ||
         "$PYTHON" scripts/export.py -c "$before" -o runs/reader/kathleen.pt --format half
-}
-
-evening() {  # other numbers of frames a step, for as long as reader's first 110 epochs
-    local frames before epochs
-    for frames in ${seeds:-1 3}; do
-        before=""
-        case $frames in
-            1) epochs=(26 45 65 71) ;;
-            3) epochs=(45 79 112 124) ;;
-        esac
-        stages "runs/evening/frames$frames" \
-            "$reader,guided_attention_weight=1,n_frames_per_step=$frames" \
-            "2e-3,epochs=${epochs[0]}" "1e-3,epochs=${epochs[1]}" \
-            "5e-4,epochs=${epochs[2]}" "2e-4,epochs=${epochs[3]}"
-    done
 }
 
 warm() {  # a German voice: 24 minutes, and the first five of them
