@@ -89,8 +89,10 @@ def test_a_mask_drops_the_share_it_should(p):
 # The model
 
 
-def batch_of(text_lengths: list[int], mel_lengths: list[int], dtype: torch.dtype) -> Batch:
-    batch = noise_batch(create_hparams(TINY), text_lengths, mel_lengths)
+def batch_of(
+    text_lengths: list[int], mel_lengths: list[int], dtype: torch.dtype, n_frames_per_step: int = 1
+) -> Batch:
+    batch = noise_batch(create_hparams(TINY), text_lengths, mel_lengths, n_frames_per_step)
     return batch._replace(mel=batch.mel.to(dtype), gate=batch.gate.to(dtype))
 
 
@@ -134,11 +136,13 @@ def assert_equal(
         (NO_DROPOUT, PADDED, F64, 1e-11),
         (NO_DROPOUT, PADDED, F32, 2e-4),
         (NO_DROPOUT, ([17, 9], [2 * SEGMENT + 3, 50]), F64, 1e-9),
+        ({"n_frames_per_step": 3}, ([17, 9], [3 * SEGMENT + 10, 50]), F64, 1e-9),
         ({}, ([60, 33], [600, 471]), F64, 1e-9),
     ],
 )
 def test_model_equals_the_reference(changes, lengths, dtype, tolerance):
-    assert_equal(build(**changes).to(dtype), batch_of(*lengths, dtype), tolerance)
+    model = build(**changes).to(dtype)
+    assert_equal(model, batch_of(*lengths, dtype, model.hparams.n_frames_per_step), tolerance)
 
 
 def test_model_equals_the_reference_with_peaked_attention():
