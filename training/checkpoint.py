@@ -291,14 +291,15 @@ def load_weights(
     if differences:
         n_more = len(differences) - 1
         more = f" (and {counted(n_more, 'more weight')})" if n_more else ""
-        training_fix = "start train.py from its other weights by -c and --warm_start"
-        fix = f"use the settings that it was trained with, or {training_fix}"
-        if list(differences) == ["embedding.weight"] and "embedding.weight" in loaded:
-            fix = f"it reads other symbols: set them (symbols), or {training_fix}"
-        if ignore_layers is not None:
-            layers = dict.fromkeys(name.rpartition(".")[0] for name in differences)
-            layers = format_overrides({"ignore_layers": (*ignore_layers, *layers)})
-            fix = f"leave them out by --hparams '{layers}'"
+        layers = dict.fromkeys(name.rpartition(".")[0] for name in differences)
+        layers = format_overrides({"ignore_layers": (*(ignore_layers or ()), *layers)})
+        fix = f"leave them out by --hparams '{layers}'"
+        if ignore_layers is None:
+            settings = "use the settings that it was trained with"
+            if list(differences) == ["embedding.weight"] and "embedding.weight" in loaded:
+                settings = "it reads other symbols: set them (symbols)"
+            others = f"train from its other weights by -c, --warm_start and --hparams '{layers}'"
+            fix = f"{settings}, or {others}"
         first, *_ = differences.values()
         raise UserError(f"{path}: the checkpoint of another model: {first}{more}; {fix}")
     model.load_state_dict(loaded)
