@@ -20,7 +20,7 @@ import io
 import re
 import sys
 from collections.abc import Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,6 +123,12 @@ def symbols_of(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
     return pieces
 
 
+def free_folder() -> Path:
+    """Returns runs/speech, or the first of runs/speech2, runs/speech3 ... that does not exist."""
+    folders = (Path(f"runs/speech{i if i > 1 else ''}") for i in count(1))
+    return next(folder for folder in folders if not folder.exists())
+
+
 def make_empty_folder(path: Path) -> None:
     """Makes the folder to write to; raises :class:`UserError` if it has files."""
     if path.is_dir() and any(path.iterdir()):
@@ -222,8 +228,8 @@ def main(argv: list[str] | None = None) -> None:
     add("-i", "--input", metavar="FILE", type=Path, help="a file of texts")
     checkpoint = "of train.py, export.py or NVIDIA's (default: voices/kathleen.pt)"
     add("-c", "--checkpoint", metavar="FILE", type=Path, help=checkpoint)
-    new = "new or empty (default %(default)s)"
-    add("-o", "--output_dir", type=Path, default=Path("runs/speech"), help=new)
+    new = "new or empty (default: runs/speech, then runs/speech2 ...)"
+    add("-o", "--output_dir", type=Path, help=new)
     longest = (
         "split texts of more characters (default %(default)s; the longest of LJSpeech has 187)"
     )
@@ -239,6 +245,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.teacher_forced is not None and args.checkpoint is None:
         raise UserError("--teacher_forced: give -c, the model that the vocoder is for")
     model = load_model(args.checkpoint or VOICE, args.hparams)
+    args.output_dir = args.output_dir or free_folder()
     if args.teacher_forced is not None:
         predict_mels(model, args)
     else:
