@@ -260,7 +260,7 @@ def batching_settings(hparams: HParams) -> dict[str, Any]:
 
 def padded_frames(clip: Clip, hparams: HParams) -> int:
     """Returns a clip's frames, rounded up to whole decoder steps, as batches have them."""
-    return math.ceil(clip.n_frames / hparams.n_frames_per_step) * hparams.n_frames_per_step
+    return clip.n_frames + -clip.n_frames % hparams.n_frames_per_step
 
 
 def frames_of_steps(sampler: EpochBatchSampler, clips: Sequence[Clip]) -> np.ndarray:

@@ -317,11 +317,12 @@ class Decoder(nn.Module):
 
     def generate(
         self, memory: Tensor, padding: Tensor, gate_threshold: float, max_steps: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Decodes freely: every step reads the frames that the last one made.
 
-        It ends once every clip has ended, with a probability (:func:`end_probability`) above
-        ``gate_threshold``, or after ``max_steps`` steps. Shapes are those of :meth:`forward`.
+        It stops once every clip has ended, with a probability (:func:`end_probability`) above
+        ``gate_threshold``, or after ``max_steps`` steps. Returns what :meth:`forward` does, and
+        whether each clip has ended by each step, (B, n_steps).
         """
         keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
         state = self.initial_state(memory)
@@ -340,7 +341,8 @@ class Decoder(nn.Module):
                     break
         n_running = int((~ended).any(0).sum())  # steps after which a clip goes on
         frames, gates, weights = (x[: n_running + 1] for x in (frames, gates, weights))
-        return self.by_frame(*(torch.stack(x, 1) for x in (frames, gates, weights)))
+        outputs = self.by_frame(*(torch.stack(x, 1) for x in (frames, gates, weights)))
+        return *outputs, ended[:, : n_running + 1]
 
     def graph_shapes(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Returns (B, T_in) of the CUDA graphs that training on batches of ``shapes`` captures."""
@@ -489,12 +491,11 @@ class Tacotron2(nn.Module):
         ]
         memory = pad_sequence(memories, batch_first=True)  # (B, T_in, D_encoder)
         padding = ~length_mask(torch.tensor(lengths, device=text.device), memory.size(1))
-        mel, gate, alignment = self.decoder.generate(
+        mel, gate, alignment, ended = self.decoder.generate(
             memory, padding, self.gate_threshold, self.max_decoder_steps
         )
-        ended = end_probability(gate) > self.gate_threshold  # (B, n_steps)
-        stopped = ended.any(1)
-        n_steps = torch.where(stopped, ended.int().argmax(1) + 1, gate.size(1))
+        stopped = ended[:, -1]
+        n_steps = (~ended).sum(1) + stopped  # with the one in which a clip ends
         mel_lengths = n_steps * self.decoder.n_frames_per_step
         mel_postnet = mel.clone()
         for i, n in enumerate(mel_lengths.tolist()):

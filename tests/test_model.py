@@ -60,7 +60,7 @@ def test_three_frames_a_step_are_one_frame_of_three_times_the_bands(tiny, decode
     for mel, gate, alignment, expected in (
         (*several.decoder(memory, batch.mel, padding),
          single.decoder(memory, by_step(batch.mel), padding)),
-        (*several.decoder.generate(memory, padding, 1.0, 4),
+        (*several.decoder.generate(memory, padding, 1.0, 4)[:3],
          single.decoder.generate(memory, padding, 1.0, 4)),
     ):  # fmt: skip
         assert mel.shape == (3, 10, 12) and gate.shape == (3, 4) and alignment.shape == (3, 12, 7)

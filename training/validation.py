@@ -8,7 +8,6 @@ from itertools import chain
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.swa_utils import update_bn
 from tqdm import tqdm
@@ -71,7 +70,7 @@ def validate(
             diagonality, focus = alignment_scores(
                 output.alignment, batch.text_lengths, batch.mel_lengths
             )
-            n_steps = torch.ceil(batch.mel_lengths / n_frames_per_step).long()  # (B,)
+            n_steps = (batch.gate == 0).sum(1) + 1  # (B,)
             stop_error = stop_errors(output.gate, n_steps, model.gate_threshold)
             n_clips, n_padded = len(batch.indices), batch.mel[:, 0].numel()
             n_real = int(batch.mel_lengths.sum())
@@ -136,9 +135,8 @@ def stop_errors(gate: Tensor, n_steps: Tensor, threshold: float) -> Tensor:
     """Returns the steps (B,) between each clip's last step and the first by which it has ended with
     a probability above ``threshold``; 1 if there is none. ``gate`` (B, T) are logits, and
     ``n_steps`` (B,) the clips' lengths."""
-    ended = (end_probability(gate) > threshold) | ~length_mask(n_steps, gate.size(1))
-    ended = F.pad(ended, (0, 1), value=True)
-    return (ended.int().argmax(1) - (n_steps - 1)).abs()
+    running = (end_probability(gate) <= threshold) & length_mask(n_steps, gate.size(1))
+    return (running.sum(1) - (n_steps - 1)).abs()
 
 
 def validate_run(
@@ -193,7 +191,7 @@ def precise_batch_norm(
 def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
     """Returns clip ``row`` of a batch without its padding."""
     T_out, T_in = int(batch.mel_lengths[row]), int(batch.text_lengths[row])
-    n_steps = math.ceil(T_out * batch.gate.size(1) / batch.mel.size(2))
+    n_steps = int((batch.gate[row] == 0).sum()) + 1
     return Sample(
         text,
         batch.mel[row, :, :T_out].cpu(),
