@@ -282,8 +282,8 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
         ]
         more = f" and {len(changed) - 5:,} more letters so" if len(changed) > 5 else ""
         read = f"{', '.join(changed[:5])}{more} (in {counted(len(in_ascii_at), 'text')})"
-        fix = "in a language other than English, train with text_cleaners=basic_cleaners"
-        print(f"note: {in_ascii_at[0]}: {read}; {fix}")
+        fix = "for another language, prepare the corpus with --text_cleaners basic_cleaners"
+        print(f"note: {in_ascii_at[0]}: {read}, and numbers as in English; {fix}")
 
 
 # Sound files

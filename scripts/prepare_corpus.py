@@ -21,11 +21,11 @@ import re
 import shlex
 import sys
 import unicodedata
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +58,7 @@ TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 TRAIN_SHARE = 0.8  # of the clips, as the paper's
 FOLDERS = "wavs/", "wav/", ""  # where the audio of metadata.csv is
 AUDIO = ".wav", ".flac"
-SMALL_MINUTES = 120  # of speech: with fewer, another voice is the better start
+SMALL_MINUTES = 30  # of speech: with fewer, another voice was the better start
 MARGIN = 0.05  # seconds that trimming leaves around the speech
 
 
@@ -150,7 +150,7 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
     if with_digits := [line for line in lines if any(map(str.isdecimal, line.text))]:
         locations = ", ".join(line.location for line in with_digits[:5])
         n_texts = counted(len(with_digits), "text")
-        print(f"note: {locations}: has a digit (in {n_texts}); spell numbers out")
+        print(f"note: {locations}: digits are not read (in {n_texts}); spell numbers out")
     return "".join(symbols)
 
 
@@ -228,10 +228,8 @@ def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
     if len(distinct := sorted(set(ranks))) < 2:
         n_clips = counted(len(clips), "clip")
         raise UserError(f"{n_clips}, all of one text; add clips of another, to validate on")
-    takes = Counter(ranks)
-    n_takes = accumulate(takes[rank] for rank in distinct[:-1])
-    n_before = dict(zip(distinct[1:], n_takes, strict=True))  # clips before each possible limit
-    limit = min(n_before, key=lambda rank: abs(n_before[rank] - TRAIN_SHARE * len(clips)))
+    ordered, n_train = sorted(ranks), TRAIN_SHARE * len(clips)
+    limit = min(distinct[1:], key=lambda rank: abs(bisect_left(ordered, rank) - n_train))
     sides = list(zip(clips, ranks, strict=True))
     return [c for c, rank in sides if rank < limit], [c for c, rank in sides if rank >= limit]
 
@@ -275,8 +273,8 @@ def prepare(args: argparse.Namespace) -> None:
         clips = check_corpus(*read_table(corpus), hparams)
     takes = Counter(tuple(clip.ids) for clip in clips).values()
     if repeated := [n for n in takes if n > 1]:
-        several = f"{sum(repeated):,} clips are takes of {counted(len(repeated), 'text')}"
-        print(f"note: {several}; takes of one text are in one list")
+        texts = counted(len(repeated), "text")
+        print(f"note: {sum(repeated):,} clips are takes of {texts}; all of a text are in one list")
     for file, part in zip(files, split(clips), strict=True):
         rows = [f"{os.path.relpath(clip.path, corpus)}|{clip.text}" for clip in part]
         write_lines(Path(file), rows)
@@ -285,8 +283,8 @@ def prepare(args: argparse.Namespace) -> None:
         write_lines(Path(changes["symbols"][1:]), [hparams.symbols])
     minutes = sum(clip.n_frames for clip in clips) * hparams.hop_length / hparams.sampling_rate / 60
     if minutes < SMALL_MINUTES and hparams.sampling_rate == HParams.sampling_rate:
-        how = "from another voice, as docs/speech.md says (A small voice)"
-        print(f"note: {minutes:.0f} minutes of speech: training is best started {how}")
+        amount = counted(round(minutes), "minute")
+        print(f"note: {amount} of speech: start from another voice (docs/speech.md, A small voice)")
     command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{args.name}"]
     print(f"Next:\n  {shlex.join([*command, '--hparams', format_overrides(changes)])}")
 

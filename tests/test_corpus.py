@@ -125,7 +125,7 @@ def test_characters_that_are_not_read_as_written_are_noted(capsys):
     report_unknown_characters(located, create_hparams())
     left_out, misread = capsys.readouterr().out.splitlines()
     assert left_out.startswith("note: F:2: '[' (U+005B) has no symbol and is left out (in 2 texts)")
-    assert misread.startswith("note: F:5: 'ß' is read as 'ss', 'ü' is read as 'u' (in 2 texts);")
+    assert misread.startswith("note: F:5: 'ß' is read as 'ss', 'ü' is read as 'u' (in 2 texts),")
 
 
 # Checks

@@ -144,7 +144,7 @@ def test_settings_follow_from_the_rate_and_no_mel_band_is_empty(rate, capsys):
         write(f"my data, 'all' [of] it/{i}.txt", f"Text {i}")
     call(f"\"my data, 'all' [of] it\" --sampling_rate {rate} --name mine")
     printed = capsys.readouterr().out
-    assert ("note: 0 minutes of speech: training is best" in printed) == (rate == 22050)
+    assert ("note: 0 minutes of speech: start from another" in printed) == (rate == 22050)
     hparams = printed_settings(printed)
     hop, window, fft = hparams.hop_length, hparams.win_length, hparams.filter_length
     assert 0 <= hop - 0.0125 * rate < 1 and 0 <= window - 0.05 * rate < 1
@@ -167,7 +167,7 @@ def test_the_alphabet_of_a_corpus_has_all_that_its_texts_have_and_is_in_the_sett
     assert Path("filelists/x_symbols.txt").read_text(encoding="utf-8") == f"{symbols}\n"
     printed = capsys.readouterr().out
     assert "note: c/metadata.csv:1: '_' (U+005F) has no symbol" in printed
-    assert "note: c/metadata.csv:2: has a digit (in 1 text); spell numbers out" in printed
+    assert "note: c/metadata.csv:2: digits are not read (in 1 text); spell numbers out" in printed
     assert printed_settings(printed).symbols == symbols
 
 
