@@ -111,7 +111,7 @@ evening() {  # goes on from frames' guided models with half the learning rate, u
         for frames_epochs in 1,45 3,79 2,70; do
             bash scripts/run_all.sh --start runs/frames/frames${frames_epochs%,*}_guided1/SSB-DBS-BR \
                 --output runs/evening/frames${frames_epochs%,*} --epochs ${frames_epochs#*,} \
-                --only SSB-DBS-BR --seeds "$seed" --hparams learning_rate=1e-3
+                --only SSB-DBS-BR --seeds "$seed" --hparams learning_rate=1e-3,epochs_per_validation=5
         done
     done
 }
