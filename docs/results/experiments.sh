@@ -7,7 +7,7 @@
 #     bash docs/results/experiments.sh reader      # voices/kathleen.pt, of the same voice
 #     bash docs/results/experiments.sh warm        # a German voice, from 70 epochs of that one and from nothing
 #     bash docs/results/experiments.sh frames      # several frames a step, on the same voice
-#     bash docs/results/experiments.sh evening     # goes on from frames, to two hours each
+#     bash docs/results/experiments.sh evening     # goes on from frames, for three quarters as many epochs
 #     bash docs/results/experiments.sh times       # an epoch of each, four times
 #     bash docs/results/experiments.sh gradient    # with NVIDIA's gradient
 #     bash docs/results/experiments.sh rates       # learning rates, and smaller batches with DBS
@@ -106,7 +106,7 @@ frames() {  # several frames a step, for about the same time each
     done
 }
 
-evening() {  # goes on from frames' guided models with half the learning rate, until each has had about two hours
+evening() {  # goes on from frames' guided models, with half the learning rate
     for seed in ${seeds:-0 1000}; do
         for frames_epochs in 1,45 3,79 2,70; do
             bash scripts/run_all.sh --start runs/frames/frames${frames_epochs%,*}_guided1/SSB-DBS-BR \
