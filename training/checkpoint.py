@@ -292,14 +292,14 @@ def load_weights(
         n_more = len(differences) - 1
         more = f" (and {counted(n_more, 'more weight')})" if n_more else ""
         layers = dict.fromkeys(name.rpartition(".")[0] for name in differences)
-        layers = format_overrides({"ignore_layers": (*(ignore_layers or ()), *layers)})
-        fix = f"leave them out by --hparams '{layers}'"
-        if ignore_layers is None:
-            settings = "use the settings that it was trained with"
-            if list(differences) == ["embedding.weight"] and "embedding.weight" in loaded:
-                settings = "it reads other symbols: set them (symbols)"
-            others = f"train from its other weights by -c, --warm_start and --hparams '{layers}'"
-            fix = f"{settings}, or {others}"
+        without = format_overrides({"ignore_layers": (*(ignore_layers or ()), *layers)})
+        others = f"train from its other weights by -c, --warm_start and --hparams '{without}'"
+        if ignore_layers is not None:
+            fix = f"leave them out by --hparams '{without}'"
+        elif list(differences) == ["embedding.weight"] and "embedding.weight" in loaded:
+            fix = f"it reads other symbols: set them (symbols), or {others}"
+        else:
+            fix = f"use the settings that it was trained with, or {others}"
         first, *_ = differences.values()
         raise UserError(f"{path}: the checkpoint of another model: {first}{more}; {fix}")
     model.load_state_dict(loaded)
