@@ -98,19 +98,21 @@ frames() {  # several frames a step, for about the same time each
     for seed in ${seeds:-0 1000}; do
         for weight in 1 0; do
             for frames_epochs in 1,26 3,45 2,40; do
-                bash scripts/run_all.sh --output runs/frames/frames${frames_epochs%,*}_guided$weight \
-                    --only SSB-DBS-BR --epochs ${frames_epochs#*,} --seeds "$seed" --hparams \
-                    "$reader,learning_rate=2e-3,guided_attention_weight=$weight,epochs_per_validation=1,n_frames_per_step=${frames_epochs%,*}"
+                IFS=, read -r n_frames epochs <<< "$frames_epochs"
+                bash scripts/run_all.sh --output runs/frames/frames${n_frames}_guided$weight \
+                    --only SSB-DBS-BR --epochs $epochs --seeds "$seed" --hparams \
+                    "$reader,learning_rate=2e-3,guided_attention_weight=$weight,epochs_per_validation=1,n_frames_per_step=$n_frames"
             done
         done
     done
 }
 
-evening() {  # goes on from frames' guided models, with half the learning rate
+evening() {  # goes on from frames with half the learning rate; without guided attention, three frames alone
     for seed in ${seeds:-0 1000}; do
-        for frames_epochs in 1,45 3,79 2,70; do
-            bash scripts/run_all.sh --start runs/frames/frames${frames_epochs%,*}_guided1/SSB-DBS-BR \
-                --output runs/evening/frames${frames_epochs%,*} --epochs ${frames_epochs#*,} \
+        for weight_frames_epochs in 1,1,45 1,3,79 1,2,70 0,3,79; do
+            IFS=, read -r weight n_frames epochs <<< "$weight_frames_epochs"
+            bash scripts/run_all.sh --start runs/frames/frames${n_frames}_guided$weight/SSB-DBS-BR \
+                --output runs/evening/frames${n_frames}_guided$weight --epochs $epochs \
                 --only SSB-DBS-BR --seeds "$seed" --hparams learning_rate=1e-3,epochs_per_validation=5
         done
     done
