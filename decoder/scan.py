@@ -388,7 +388,8 @@ def attend_backward(
         tanh = locate(windows).view(n, B, T_in, A).add_(keys)
         _tanh_(tanh.add_(F.linear(features[..., :H], query)[:, :, None]))
         slopes = torch.addcmul(v, tanh * v, tanh, value=-1)  # (n, B, T_in, A)
-        weights = saved.past[1:, :, 0, margin : margin + T_in]  # (n, B, T_in)
+        # (n, B, T_in). PyTorch 2.4's softmax gradient is wrong for what is not contiguous.
+        weights = saved.past[1:, :, 0, margin : margin + T_in].contiguous()
         # Gradients of hidden states and contexts, from everything that used them.
         d_features = gradients.features
         d_features = torch.zeros_like(features) if d_features is None else d_features.clone()
