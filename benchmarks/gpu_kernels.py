@@ -113,7 +113,8 @@ def main() -> None:
     except ImportError as error:
         raise UserError(f"Triton cannot be used ({error}); pip install triton, on Linux") from None
     oldest = 75 if args.precision == "fp32" else 80  # as in training
-    newest = 90 if triton.__version__.startswith("3.2.") else 100
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    newest = 90 if version < (3, 3) else 100
     torch.backends.cuda.matmul.allow_tf32 = args.precision == "tf32"
     dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
     found = launches(args.batch_size, args.characters, dtype)

@@ -36,6 +36,7 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 kernels = pytest.importorskip("decoder.triton", reason="Triton is not installed")
 DEVICE = torch.device("cuda" if GPU else "cpu")
+OLD = tuple(map(int, kernels.triton.__version__.split(".")[:2])) < (3, 3)
 SHORT = [7, 5, 3], [9, 6, 1]  # text and mel lengths
 
 
@@ -269,6 +270,7 @@ class Accesses:
 
 
 @pytest.mark.skipif(GPU, reason="the interpreter records")
+@pytest.mark.skipif(OLD, reason="this Triton multiplies no fewer than 16 rows")
 def test_no_program_touches_what_another_writes_nor_loads_what_it_has_stored(monkeypatch):
     monkeypatch.setattr(kernels, "MAX_ROWS", 16)  # so that each launch has several programs
     monkeypatch.setattr(kernels, "CHARACTERS", 4)
@@ -342,7 +344,7 @@ def test_triton_agrees_with_scan_on_real_batches(monkeypatch):
     assert re.fullmatch(r"decoder=\w+ is the fastest: steps take .* s with triton", note)
 
 
-@pytest.mark.skipif(kernels.triton.__version__.startswith("3.2."), reason="score spills 136 bytes")
+@pytest.mark.skipif(OLD, reason="with this Triton, one kernel spills about 100 bytes")
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_the_kernels_compile_for_every_gpu_and_spill_nothing(precision):
     script = Path(kernels.__file__).parents[1] / "benchmarks/gpu_kernels.py"
