@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import cli
 from batching import batch_statistics, plan_batches, solve_randomness
 from cli import UserError
-from data_utils import load_data
+from data_utils import load_data, padded_frames
 from hparams import (
     MAY_CHANGE,
     PRESETS,
@@ -147,7 +147,7 @@ def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str,
     used = {name.split("-")[0] for name in args.only}
     overrides = parse_overrides(args.hparams)
     needed = {s: name for s, name in PARAMETERS.items() if s in used and name not in overrides}
-    lengths = [clip.n_frames for clip in load_data(hparams)[0]] if needed else []
+    lengths = [padded_frames(clip, hparams) for clip in load_data(hparams)[0]] if needed else []
     fixed, parameters = {"batch_size": hparams.batch_size, "dynamic_batch_size": False}, {}
     if needed:
         ssb = [plan_batches(lengths, "SSB", lrf=hparams.lrf, epoch=e, **fixed) for e in range(8)]

@@ -48,7 +48,7 @@ from data_utils import MelDataset, load_ahead
 from hparams import HParams
 from model import Tacotron2
 from speech import Spoken, load_model, speak
-from text import clean_text
+from text import clean_text, sequence_to_text
 from training.logger import draw_speech
 
 VOICE = Path(__file__).resolve().parent.parent / "voices" / "kathleen.pt"  # without -c
@@ -56,6 +56,7 @@ BATCH_SIZE = 16  # clips, with --teacher_forced
 CHUNK = 64  # texts that are spoken and then written together
 PAUSE = 0.25  # seconds between the pieces of a long text
 SILENCE = float(np.log(1e-5))  # the lowest value of a log-mel
+UNTRAINED = 1e-6  # weight decay has made smaller all of an embedding that no training text used
 
 
 class Text(NamedTuple):
@@ -123,6 +124,15 @@ def symbols_of(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
     return pieces
 
 
+def report_untrained_symbols(model: Tacotron2, used: set[int]) -> None:
+    """Prints a note of the symbols ``used`` that were in no text that the model was trained on."""
+    sizes = model.embedding.weight.abs().amax(1)
+    untrained = [i for i in sorted(used) if sizes[i] < UNTRAINED]
+    if untrained:
+        symbols = ", ".join(sequence_to_text([i], model.hparams.symbols) for i in untrained)
+        print(f"note: the model was not trained on {symbols}; it cannot read them")
+
+
 def free_folder() -> Path:
     """Returns runs/speech, or the first of runs/speech2, runs/speech3 ... that does not exist."""
     folders = (Path(f"runs/speech{i if i > 1 else ''}") for i in count(1))
@@ -141,6 +151,7 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
     hparams, texts = model.hparams, read_texts(args)
     ids = [symbols_of(text, hparams, args.split) for text in texts]
     report_unknown_characters(((text.location, text.text) for text in texts), hparams)
+    report_untrained_symbols(model, {i for pieces in ids for piece in pieces for i in piece})
     make_empty_folder(args.output_dir)
     if args.checkpoint is None:
         print(f"note: without -c, {VOICE.name} of this repository speaks (voices/README.md)")

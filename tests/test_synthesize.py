@@ -69,6 +69,13 @@ def test_without_options_the_voice_of_this_repository_speaks(tmp_path, capsys, m
         synthesize.main(["-o", f"{tmp_path}/mels", "--teacher_forced", "list.txt"])
 
 
+def test_symbols_that_it_was_not_trained_on_are_named(speak):
+    printed, _ = speak(synthesize.VOICE, "Is it {HH AH0 T} outside?")
+    assert "note: the model was not trained on ?, {AH0}, {HH}, {T}; it cannot read" in printed
+    printed, _ = speak(synthesize.VOICE, "It is hot outside.")
+    assert "not trained" not in printed
+
+
 def test_the_voice_of_this_repository_reads_sentences():
     texts = "The morning was cold, and the road was long.", "Who would believe such a story?"
     model = load_model(synthesize.VOICE)
