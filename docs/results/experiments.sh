@@ -61,7 +61,7 @@ corpus() {  # DIR: validates on 100 sentences, and trains on all takes of the ot
     awk -F '|' 'NR == FNR {texts[$2]; next} !($2 in texts)' \
         filelists/kathleen_val.txt ${all}_clips.txt > filelists/kathleen_train.txt
     rm ${all}_*.txt
-    mv -T data/kathleen.part data/kathleen
+    mv data/kathleen.part data/kathleen
 }
 
 # train FOLDER SETTINGS [OPTION...]: starts a training, or goes on with it
