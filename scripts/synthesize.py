@@ -56,7 +56,7 @@ BATCH_SIZE = 16  # clips, with --teacher_forced
 CHUNK = 64  # texts that are spoken and then written together
 PAUSE = 0.25  # seconds between the pieces of a long text
 SILENCE = float(np.log(1e-5))  # the lowest value of a log-mel
-UNTRAINED = 1e-6  # weight decay has made smaller all of an embedding that no training text used
+UNTRAINED = 1e-6  # below this, weight decay shrinks embeddings of symbols in no training text
 
 
 class Text(NamedTuple):
