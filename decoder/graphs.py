@@ -129,7 +129,8 @@ class _Graph:
                     finally:
                         graph.capture_end()
                 except Exception as error:  # of memory too, by a class that depends on PyTorch
-                    # The random generator may still be capturing; then scan could not drop units.
+                    # The random generator may still be capturing (PyTorch's issue 171263); then
+                    # scan could not drop units.
                     generator = torch.cuda.default_generators[self.constants[0].get_device()]
                     generator.graphsafe_set_state(generator.clone_state())
                     first = error
