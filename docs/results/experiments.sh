@@ -15,8 +15,8 @@
 #
 # corpus prepares the voice that voice to times train on, but for warm's, which docs/speech.md names; the
 # others make their own, synthetic. voice, times and those others go on from epochs of RAND, one training
-# a seed. The voice takes 2 to 3 hours of one core a seed, scratch, reader and frames 2 to 4, the others
-# 1 to 2; a CPU without AVX-512 took 2.3 times as long. A second argument names the seeds (of all but
+# a seed. The voice takes 2 to 3 hours of one core a seed, scratch, reader, frames and evening 2 to 4, the
+# others 1 to 2; a CPU without AVX-512 took 2.3 times as long. A second argument names the seeds (of all but
 # reader, warm and times), so that two calls can use two cores: start the second once the first one trains.
 # The runs are in runs/SERIES.
 set -euo pipefail
@@ -107,13 +107,15 @@ frames() {  # several frames a step, for about the same time each
     done
 }
 
-evening() {  # goes on from frames with half the learning rate; without guided attention, three frames alone
+evening() {  # goes on from frames with half the learning rate
     for seed in ${seeds:-0 1000}; do
-        for weight_frames_epochs in 1,1,45 1,3,79 1,2,70 0,3,79; do
-            IFS=, read -r weight n_frames epochs <<< "$weight_frames_epochs"
-            bash scripts/run_all.sh --start runs/frames/frames${n_frames}_guided$weight/SSB-DBS-BR \
-                --output runs/evening/frames${n_frames}_guided$weight --epochs $epochs \
-                --only SSB-DBS-BR --seeds "$seed" --hparams learning_rate=1e-3,epochs_per_validation=5
+        for weight in 1 0; do
+            for frames_epochs in 1,45 3,79 2,70; do
+                IFS=, read -r n_frames epochs <<< "$frames_epochs"
+                bash scripts/run_all.sh --start runs/frames/frames${n_frames}_guided$weight/SSB-DBS-BR \
+                    --output runs/evening/frames${n_frames}_guided$weight --epochs $epochs --only SSB-DBS-BR \
+                    --seeds "$seed" --hparams learning_rate=1e-3,epochs_per_validation=5
+            done
         done
     done
 }
