@@ -69,7 +69,7 @@ END
 
     check "Tests" 110 -m pytest -q -k "$tests" \
         tests/test_decoder_triton.py tests/test_decoder_scan.py tests/test_model.py
-    check "Stops and kills" 50 -m pytest -q -k random_moments tests/test_resume.py
+    check "Stops and kills" 50 -m pytest -q -k "random_moments and two_frames" tests/test_resume.py
     measure "Five epochs of the full model" 80 train.py -o "$folder/run" --hparams "$noise,epochs=5"
     grep '"event": "epoch"' "$folder/run/metrics.jsonl" 2> /dev/null || true
     measure "Steps of 200 and 400 frames" 60 $step --rounds 4 --frames 200 400 --implementations $all
