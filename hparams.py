@@ -60,7 +60,8 @@ class HParams:
 
     # Experiment
     seed: int = _from_0(0, "random seed of weights and dropout; batching adds the epoch to it")
-    epochs: int = _above_0(220, "passes over the training set")
+    epochs: int = _above_0(220, "passes over the training set, unless hours is set")
+    hours: float = _from_0(0.0, "train for about so many hours instead of epochs; 0: off")
     epochs_per_validation: int = _above_0(2, "validate every N epochs")
     precise_batch_norm: int = _from_0(0, "also validate with batch norm re-estimated on N batches")
     speak_every: int = _from_0(0, "speak speak_texts at every Nth validation, and the last; 0: off")
@@ -141,7 +142,13 @@ class HParams:
     max_decoder_steps: int = _above_0(1000, "inference cuts a clip off after this many steps")
 
     # Optimisation
-    learning_rate: float = _above_0(1e-3, "Adam's, constant")
+    learning_rate: float = _above_0(1e-3, "Adam's")
+    learning_rate_decay: float = _setting(
+        0.0,
+        "share of the run, at its end, over which the learning rate falls to 0",
+        lambda x: 0 <= x <= 1,
+        "use 0 to 1",
+    )
     weight_decay: float = _from_0(1e-6, "Adam's L2 penalty")
     grad_clip_thresh: float = _above_0(1.0, "largest L2 norm of the whole gradient")
     loss: str = _one_of("padded masked", "what to minimise: with padding, as NVIDIA's, or without")
@@ -204,7 +211,7 @@ PRESETS = {
 # What may change when a run is resumed; anything else would make it another run. The filelists
 # are compared by what they list.
 MAY_CHANGE = {
-    "epochs", "epochs_per_validation", "precise_batch_norm", "epochs_per_checkpoint",
+    "epochs", "hours", "epochs_per_validation", "precise_batch_norm", "epochs_per_checkpoint",
     "checkpoint_minutes", "speak_every", "speak_texts",
     "keep_checkpoints", "max_bad_steps", "check_memory", "decoder", "data_dir",
     "training_files", "validation_files", "on_bad_clip", "max_text_length", "cache_mels",
@@ -282,7 +289,7 @@ def parse_overrides(overrides: str) -> dict[str, object]:
     a setting that is named twice, the later value counts.
 
     Raises:
-        UserError: an unknown name, or a value of the wrong type.
+        UserError: an unknown name, a value of the wrong type, or both epochs and hours.
     """
     if re.search("[\x00-\x1f\x7f\x85\u2028\u2029]", overrides):
         raise UserError(f"--hparams {overrides!r}: has a line break or the like; leave it out")
@@ -304,6 +311,9 @@ def parse_overrides(overrides: str) -> dict[str, object]:
         if values["symbols"].startswith("@"):
             values["symbols"] = read_symbols(values["symbols"][1:])
         values.setdefault("n_symbols", len(alphabet(values["symbols"])))
+    if "epochs" in values and values.setdefault("hours", 0.0):
+        both = f"hours={values['hours']:g},epochs={values['epochs']}"
+        raise UserError(f"--hparams: {both}: each says when training ends; leave one out")
     return values
 
 

@@ -16,6 +16,7 @@ import sys
 import textwrap
 import time
 from contextlib import nullcontext
+from datetime import datetime, timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from hparams import MAY_CHANGE, PRESETS, HParams, parse_overrides, settings_tabl
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import speak
-from training import checkpoint, distributed, trial
+from training import checkpoint, distributed, schedule, trial
 from training.checkpoint import Progress
 from training.device import (
     choose_device,
@@ -106,8 +107,8 @@ def train(args: argparse.Namespace) -> None:
             folder, args.checkpoint, args.hparams, args.preset, args.resume, args.warm_start
         )
         resuming = args.resume and source is not None
-        if progress.epoch >= hparams.epochs:
-            print(f"{source}: {counted(progress.epoch, 'epoch')} of {hparams.epochs} done")
+        if progress.epoch >= progress.end:
+            print(f"{source}: {counted(progress.epoch, 'epoch')} of {progress.end} done")
             return
         device = choose_device(hparams)
         if reason := why_no_gpu():
@@ -147,12 +148,13 @@ def train(args: argparse.Namespace) -> None:
     with run.stop:
         try:
             run.try_out()
+            run.start_clock()
             print_summary(data, model, progress, source)
             if not resuming:
                 run.save()  # so that a run that is killed before its first step can be resumed
             run.log_start()
             data.sampler.start_at(progress.epoch, progress.batch)
-            while run.progress.epoch < hparams.epochs:
+            while run.progress.epoch < run.progress.end:
                 run.train_epoch()
                 run.end_epoch()
         except Stopped as stopped:
@@ -186,6 +188,8 @@ class Run:
         self.stop = StopSignals(distributed.largest if distributed.SEVERAL else None)
         self.logger: Any = NoLogger()
         self.saved_at = time.monotonic()
+        self.start_clock()
+        self.has_said_when = False
 
     # Before the first step
 
@@ -214,7 +218,8 @@ class Run:
             trial.choose_decoder(*parts, data.train_set, data.sampler.plan)
             self.stop.check()
         if self.hparams.check_memory:
-            epochs = range(self.progress.epoch, self.hparams.epochs)
+            first, end = self.progress.epoch, self.progress.end
+            epochs = range(first, end if math.isfinite(end) else first + self.hparams.epochs)
             trial.try_run(*parts, self.optimizer, data, epochs, self.stop.check)
 
     def log_start(self) -> None:
@@ -246,6 +251,7 @@ class Run:
             began = time.perf_counter()
             problem = f"{title}, batch {progress.batch + 1}: {trial.too_large(batch)}"
             with trial.explained(problem, hparams.check_memory):
+                self.set_learning_rate((progress.batch + 1) / len(frames))
                 call = self.model, self.step, batch, shares[progress.batch]
                 values = trial.with_fallback(*call, together=True)
             values["duration"] = time.perf_counter() - began  # seconds
@@ -266,6 +272,14 @@ class Run:
             if distributed.largest(due):
                 self.save()
             asked, processor = time.perf_counter(), time.process_time()
+
+    def set_learning_rate(self, share_of_epoch: float) -> None:
+        """Sets that of the step with which ``share_of_epoch`` is done."""
+        highest, progress = self.hparams.learning_rate, self.progress
+        for group in self.optimizer.param_groups:
+            group["lr"] = schedule.learning_rate(
+                highest, progress.fall, progress.epoch + share_of_epoch
+            )
 
     def step(self, batch: Batch, share: tuple[float, float]) -> dict[str, float]:
         """Takes an optimizer step, or skips it if the loss or the gradient is not finite.
@@ -301,7 +315,7 @@ class Run:
                 buffer.copy_(value)
             self.progress.bad_steps += 1
             self.progress.add(skipped=1)
-        return values | {"learning_rate": self.hparams.learning_rate}
+        return values | {"learning_rate": self.optimizer.param_groups[0]["lr"]}
 
     def report_skipped(self, batch: Batch, values: dict[str, float]) -> None:
         """Logs a skipped step and names its clips.
@@ -332,7 +346,8 @@ class Run:
             f"epoch {epoch + 1}: training loss {scalars['training_loss']:.4f}, "
             f"{scalars['minutes']:.2f} minutes"
         )
-        is_last, is_best = epoch == hparams.epochs - 1, False
+        is_planned = self.plan_end()
+        is_last, is_best = epoch + 1 == progress.end, False
         validated = is_last or (epoch + 1) % hparams.epochs_per_validation == 0
         if validated:
             parts = self.model, self.data, self.loss_function, self.stop.check
@@ -359,11 +374,54 @@ class Run:
                 for i, spoken in speak(self.model, texts):
                     self.logger.log_speech(i, spoken.mel, spoken.alignment, step, hparams)
         self.progress = progress.next_epoch()
-        if is_best or is_last or (epoch + 1) % hparams.epochs_per_checkpoint == 0:
+        due = (epoch + 1) % hparams.epochs_per_checkpoint == 0
+        if is_best or is_last or is_planned or due:
             self.save(is_best)
+
+    def plan_end(self) -> bool:
+        """Decides after an epoch whether the learning rate of a run of so many hours falls from now
+        on, and so how many epochs it has. Returns whether it was decided just now. Prints after the
+        first epoch, and then, when the run will end."""
+        hparams, progress, n_epochs = self.hparams, self.progress, self.progress.epoch + 1
+        training_seconds = [*progress.epoch_seconds, progress.sums["seconds"]]
+        seconds = self.seconds
+        epoch_seconds = schedule.seconds_per_epoch(training_seconds, seconds)
+        # All processes decide by the clock of the first.
+        seconds, epoch_seconds = distributed.gathered((seconds, epoch_seconds))[0]
+        limit, fall = 3600 * hparams.hours, None
+        if math.isinf(progress.end):
+            fall = schedule.fall_in_time(
+                n_epochs, epoch_seconds, seconds, limit, hparams.learning_rate_decay
+            )
+        if fall:
+            progress.plan_fall(fall)
+            record = {"hours": hparams.hours, "epochs": fall.end}
+            self.logger.write("end", progress.epoch, progress.step, record)
+        if (fall or not self.has_said_when) and n_epochs < progress.end:
+            self.has_said_when = True
+            n_left = progress.end - n_epochs
+            if math.isinf(n_left):
+                n_left = max(1, round((limit - seconds) / epoch_seconds))
+            when = datetime.now() + timedelta(seconds=n_left * epoch_seconds)
+            falls = ", over which the learning rate falls to 0" if fall else ""
+            about = "" if math.isfinite(progress.end) else "about "
+            tqdm.write(
+                f"epoch {n_epochs}: {about}{counted(n_left, 'more epoch')}{falls}; training ends "
+                f"about {when:%Y-%m-%d %H:%M}"
+            )
+        return fall is not None
+
+    def start_clock(self) -> None:
+        self.started = time.monotonic() - self.progress.seconds
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, without breaks between a stop and a resume."""
+        return time.monotonic() - self.started
 
     def save(self, is_best: bool = False) -> Path:
         """Saves all that is needed to continue exactly from here."""
+        self.progress.seconds = self.seconds
         self.progress.metrics_size = self.logger.sync()
         state = {
             "version": checkpoint.VERSION,

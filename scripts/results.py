@@ -107,6 +107,7 @@ class Run(NamedTuple):
         strategy, dynamic, _ = (self.settings[name] for name in NAMED)
         unread = {name for name, strategies in READ_BY.items() if strategy not in strategies}
         unread |= NO_COLUMN | (set() if dynamic else {*CAPACITIES})
+        unread |= {"epochs"} if self.settings.get("hours") else set()
         return {name: value for name, value in self.settings.items() if name not in unread}
 
 
@@ -128,6 +129,8 @@ def read_run(folder: Path) -> Run:
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
         settings = {k: str(v) if isinstance(v, list) else v for k, v in settings.items()}
+        if settings.get("hours"):
+            settings["epochs"] = None  # until its end is recorded
         required = {*NAMED, *AUDIO, "seed", "epochs", "epochs_per_validation", "batch_size"}
         if missing := required - set(settings):
             raise ValueError(f"it has no {min(missing)}")
@@ -136,6 +139,8 @@ def read_run(folder: Path) -> Run:
         for record in map(json.loads, lines):
             if record["event"] == "start":
                 now = record
+            elif record["event"] == "end":
+                settings["epochs"] = record["epochs"]
             elif record["event"] == "epoch":
                 starts.append(now)  # which counts once an epoch has ended
                 frames = round(60 * record["minutes"] * record["frames_per_second"])
@@ -212,7 +217,10 @@ def compare(runs: list[Run]) -> Comparison:
         if len(set(seeds)) < len(seeds):
             paths = " and ".join(str(runs[i].path) for i in members[:2])
             raise UserError(f"{paths}: have the same settings and seed; name one of them")
-        if common := set.intersection(*(set(runs[i].validations.index) for i in members)):
+        if runs[members[0]].settings.get("hours"):  # each has an end of its own
+            for i in members:
+                rows.loc[i, VALIDATED] = runs[i].validations.tail(1).squeeze()
+        elif common := set.intersection(*(set(runs[i].validations.index) for i in members)):
             for i in members:
                 rows.loc[i, VALIDATED] = runs[i].validations.loc[max(common)]
 
@@ -239,14 +247,14 @@ def compare(runs: list[Run]) -> Comparison:
 
     labels = keys.groupby(group).first()
     labels["seeds"] = group.value_counts()
-    done = pd.Series([f"{run.epochs.index[-1]}/{run.settings['epochs']}" for run in runs])
+    done = pd.Series([f"{run.epochs.index[-1]}/{run.settings['epochs'] or '?'}" for run in runs])
     labels["epochs"] = done.groupby(group).agg(lambda of_seeds: ", ".join(of_seeds.unique()))
     return Comparison(labels, rows.groupby(group).mean(), rows.groupby(group).sem(), notes)
 
 
 def averages(run: Run) -> dict[str, float]:
     """Returns QUANTITIES of a run, but for VALIDATED."""
-    start, last = run.epochs.index[0] - 1, run.settings["epochs"]
+    start, last = run.epochs.index[0] - 1, run.settings["epochs"] or run.epochs.index[-1]
     every = run.settings["epochs_per_validation"]
     validated = [epoch for epoch in range(every, last, every) if epoch > start] + [last]
     losses = staged(run.validations.loss, validated, start)

@@ -16,6 +16,7 @@ results.py with all the folders.
 import argparse
 import itertools
 import json
+import math
 import re
 import shlex
 import shutil
@@ -87,8 +88,8 @@ def parse_args() -> argparse.Namespace:
     add("--start", type=Path, metavar="DIR", help="start each run from the newest checkpoint in "
         "DIR/seedN, with its data, settings and optimiser; --epochs counts its epochs too")
     add("--output", type=Path, default=Path("runs/table2"), help="folder (default: %(default)s)")
-    epochs = {"type": cli.positive, "default": HParams.epochs}
-    add("--epochs", **epochs, help="per run (default: %(default)s)")
+    add("--epochs", type=cli.positive,
+        help=f"per run (default: {HParams.epochs}, or as many as hours in --hparams allow)")
     add("--seeds", type=seeds, default="0",
         help='one run per seed, as in "0 1000 2000"; epoch e is planned from seed + e, so keep '
         "seeds further apart than the number of epochs (default: %(default)s)")
@@ -103,6 +104,10 @@ def parse_args() -> argparse.Namespace:
     overrides = parse_overrides(args.hparams)
     for name in SET_BY.keys() & overrides.keys():
         raise UserError(f"--hparams: {name} is set by {SET_BY[name]}; leave it out")
+    args.hours = overrides.get("hours", 0.0)
+    if args.hours and args.epochs:
+        raise UserError(f"--epochs {args.epochs}: hours={args.hours:g} sets the end; leave one out")
+    args.epochs = args.epochs or HParams.epochs
     args.has_data = bool({"data_dir", *LISTS} & overrides.keys())
     if args.corpus and args.has_data:
         fix = "leave data_dir and the filelists out of --hparams"
@@ -170,7 +175,7 @@ def plan(args: argparse.Namespace) -> list[Run]:
         strategy, *operations = name.split("-")
         values = (strategy, "DBS" in operations, "BR" in operations)
         settings = dict(zip(BATCHING, values, strict=True)) | parameters.get(strategy, {})
-        settings |= {"seed": seed, "epochs": args.epochs}
+        settings |= {"seed": seed} | ({} if args.hours else {"epochs": args.epochs})
         if "DBS" not in operations:
             hparams = base_settings(args, seed)
             settings |= {capacity: 0 for capacity in CAPACITIES if getattr(hparams, capacity)}
@@ -249,16 +254,19 @@ def call(program: str, *arguments: object, must: bool = False) -> int:
     return status
 
 
-def finished(folder: Path, epochs: int) -> bool:
-    """Returns whether a run's records reach ``epochs``, and so does its newest checkpoint, unless
-    all were deleted to free space."""
+def finished(folder: Path, epochs: int, hours: float) -> bool:
+    """Returns whether a run's records reach ``epochs``, or the end of so many ``hours``, and so
+    does its newest checkpoint, unless all were deleted to free space."""
     file, last = folder / "metrics.jsonl", {"epoch": -1}
+    end = {"epochs": math.inf if hours else epochs}
     for line in file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else ():
         if line.startswith('{"event": "epoch"'):
             last = json.loads(line)
+        elif line.startswith('{"event": "end"') and json.loads(line)["hours"] == hours:
+            end = json.loads(line)
     newest = max(folder.glob("checkpoint_[0-9]*.pt"), default=None)
     saved = newest is None or newest.name == f"checkpoint_{last.get('step', 0):08d}.pt"
-    return last["epoch"] + 1 >= epochs and saved
+    return last["epoch"] + 1 >= end["epochs"] and saved
 
 
 def main() -> None:
@@ -270,7 +278,7 @@ def main() -> None:
     require_space(args, runs)
     for i, run in enumerate(runs, start=1):
         title = f"[{i}/{len(runs)}] {run.title}"
-        if finished(run.folder, args.epochs):
+        if finished(run.folder, args.epochs, args.hours):
             print(f"{title}: finished")
         elif status := call("train.py", *run.options):
             if not (run.folder / "hparams.json").exists():

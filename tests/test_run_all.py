@@ -117,6 +117,22 @@ def test_every_experiment_is_trained_and_compared(series):
     assert all(f"{name} |" in table for name in NAMES.split())
 
 
+def test_runs_of_so_many_hours(tmp_path, tones, run, monkeypatch):
+    """Each to an end of its own. They are finished until more hours are asked for."""
+    monkeypatch.chdir(tmp_path)
+    options = [word for word in arguments(tones, Path("out"), "--only=RAND SSB-BR") if word != "2"]
+    options.remove("--epochs")
+    by_time = [*options, "--hparams", "hours=1e-6"]
+    assert run(*by_time).count(", seed 0: done") == 2
+    for folder in Path("out").glob("*/seed0"):
+        assert [record["epochs"] for record in records(folder, "end")] == [1]
+    assert re.search(r"RAND \| +1 \| +1/1 \|", Path("out/runs.md").read_text())
+    assert run(*by_time).count(", seed 0: finished") == 2
+    assert run(*options, "--hparams", "hours=2e-6").count(", seed 0: done") == 2
+    with pytest.raises(UserError, match="--epochs 5: hours=8 sets the end; leave one out"):
+        parse("--epochs", "5", "--hparams", "hours=8")
+
+
 def test_called_again_it_skips_what_is_finished_and_resumes_the_others(here, tones, run):
     before = (here / "out/BKT-BR/seed0/metrics.jsonl").read_bytes()
     for path in here.glob("out/RAND/seed0/checkpoint_*.pt"):

@@ -25,6 +25,7 @@ from torch import nn
 from cli import DISK_FULL, UserError, counted, make_folder, replacing
 from hparams import MAY_CHANGE, HParams, create_hparams, format_overrides, quote
 from training import distributed
+from training.schedule import Fall, last_share
 
 BEST = "checkpoint_best.pt"
 VERSION = 1  # of a checkpoint's format: raise it with any change, and name the commit below
@@ -56,6 +57,10 @@ class Progress:
     best_loss: float = math.inf  # lowest validation loss so far
     best_alignment: float = 0.0  # highest validation diagonality so far
     metrics_size: int = 0  # size of metrics.jsonl in bytes
+    seconds: float = 0.0  # of training, with validating and saving, without breaks
+    epoch_seconds: list[float] = dataclasses.field(default_factory=list)  # training each epoch
+    falls_from: float = math.inf  # position where the learning rate begins to fall, once known
+    end: float = math.inf  # epochs of the whole run, once known
     peak_memory_gib: float = 0.0  # of this epoch
     sums: dict[str, float] = dataclasses.field(default_factory=dict)  # of this epoch
 
@@ -66,9 +71,18 @@ class Progress:
 
     def next_epoch(self) -> "Progress":
         """Returns the progress at the start of the next epoch."""
+        times = [*self.epoch_seconds, self.sums["seconds"]]
         return dataclasses.replace(
-            self, epoch=self.epoch + 1, batch=0, peak_memory_gib=0.0, sums={}
+            self, epoch=self.epoch + 1, batch=0, epoch_seconds=times, peak_memory_gib=0.0, sums={}
         )
+
+    @property
+    def fall(self) -> Fall:
+        """The last part of the run, in which the learning rate falls."""
+        return Fall(self.falls_from, self.end)
+
+    def plan_fall(self, fall: Fall) -> None:
+        self.falls_from, self.end = fall
 
 
 # A run's folder
@@ -345,7 +359,30 @@ def hparams_to_resume(
             f"{path}: {'; '.join(changed)}; leave {'it' if len(changed) == 1 else 'them'} out, "
             "or start another run, by -c and another -o"
         )
+    if (hparams.epochs, hparams.hours) != (saved.epochs, saved.hours):
+        refuse_another_fall(state, path, hparams)
     return hparams
+
+
+def refuse_another_fall(state: dict[str, Any], path: Path, hparams: HParams) -> None:
+    """Raises :class:`UserError` if another end of the run would raise a learning rate that has
+    begun to fall, or make it fall at once from below its line."""
+    progress, share = Progress(**state["progress"]), hparams.learning_rate_decay
+    (group,) = state["optimizer"]["param_groups"]
+    name = "hours" if hparams.hours else "epochs"
+    problem = f"{path}: {name}={getattr(hparams, name)}"
+    if group["lr"] < hparams.learning_rate:
+        raise UserError(
+            f"{problem} comes too late: the learning rate has begun to fall, and is 0 after "
+            f"{counted(int(progress.end), 'epoch')}; leave {name} out, or start another run by -c "
+            "and another -o"
+        )
+    done = progress.epoch + bool(progress.batch)
+    if not hparams.hours and done > last_share(hparams.epochs, share).start:
+        fix = f"use {math.ceil(done / (1 - share))} or more" if share < 1 else f"leave {name} out"
+        raise UserError(
+            f"{problem}: the learning rate would have begun to fall by now, in epoch {done}; {fix}"
+        )
 
 
 def hparams_to_continue(
@@ -457,7 +494,10 @@ def find_start(
     newest, state = load_newest(folder) if resume else (None, {})
     if newest:
         hparams = hparams_to_resume(state, newest, overrides, preset)
-        return newest, state, hparams, Progress(**state["progress"])
+        progress = Progress(**state["progress"])
+        if hparams.hours != state["hparams"].get("hours"):
+            progress.plan_fall(Fall())
+        return newest, state, hparams, _with_end(progress, hparams)
     metrics = folder / "metrics.jsonl"
     if [*folder.glob("checkpoint_*.pt")] or (metrics.exists() and metrics.stat().st_size):
         if resume:
@@ -474,20 +514,29 @@ def find_start(
     if resume:
         print(f"{folder}: holds no run yet; starting one")
     if not source:
-        return None, {}, create_hparams(overrides, preset), Progress()
+        hparams = create_hparams(overrides, preset)
+        return None, {}, hparams, _with_end(Progress(), hparams)
 
     state = load_checkpoint(source)
     hparams = hparams_to_continue(state, source, overrides, preset, warm_start)
     if not warm_start:
         if all(name in state for name in STATE):
             saved = Progress(**state["progress"])  # the settings may change the rest of its epoch
-            if saved.epoch >= hparams.epochs:
+            if saved.epoch >= hparams.epochs and not hparams.hours:
                 raise UserError(
                     f"{source}: has {counted(saved.epoch, 'epoch')}; set epochs={saved.epoch + 1} "
                     "or more, or take its weights by --warm_start"
                 )
             if hparams.seed != state["hparams"]["seed"]:
                 del state["random_states"]
-            return source, state, hparams, Progress(epoch=saved.epoch, step=saved.step)
+            progress = Progress(epoch=saved.epoch, step=saved.step)
+            return source, state, hparams, _with_end(progress, hparams)
         print(f"note: {source}: has weights but no training state; starting at epoch 1")
-    return source, {"state_dict": state["state_dict"]}, hparams, Progress()
+    return source, {"state_dict": state["state_dict"]}, hparams, _with_end(Progress(), hparams)
+
+
+def _with_end(progress: Progress, hparams: HParams) -> Progress:
+    """Plans the end of a run of so many epochs. That of a run of so many hours is decided in it."""
+    if not hparams.hours:
+        progress.plan_fall(last_share(hparams.epochs, hparams.learning_rate_decay))
+    return progress

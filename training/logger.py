@@ -98,10 +98,12 @@ def print_summary(data: Data, model: Tacotron2, progress: Progress, source: Path
     print(f"training on {used['device']}{threads}, {used['precision']}, decoder={used['decoder']}")
     n_parameters = sum(p.numel() for p in model.parameters())
     batches = counted(progress.batch, "batch", "es")
+    done = f"{counted(progress.epoch, 'epoch')} done, to end after {model.hparams.hours:g} h"
+    if math.isfinite(progress.end):
+        done = f"{progress.epoch} of {counted(progress.end, 'epoch')} done"
     print(
         f"{n_parameters:,} parameters; {len(data.train_set):,} training and "
-        f"{len(data.val_set):,} validation clips; {progress.epoch} of "
-        f"{counted(model.hparams.epochs, 'epoch')} done"
+        f"{len(data.val_set):,} validation clips; {done}"
         f"{f' and {batches}' * (progress.batch > 0)}"
         f"{f', from {source}' if source else ''}"
     )

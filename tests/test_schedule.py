@@ -1,0 +1,196 @@
+"""The laws of the learning rate and of a run's end, and runs that follow them."""
+
+import itertools
+import math
+import re
+from pathlib import Path
+
+import pytest
+from conftest import assert_same_run, records
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.optim.optimizer import register_optimizer_step_post_hook as after_each_step
+
+import train
+from cli import UserError
+from hparams import create_hparams
+from training import schedule
+from training.checkpoint import load_newest
+from training.schedule import Fall, fall_in_time, last_share, learning_rate, seconds_per_epoch
+
+shares = st.floats(0, 1)
+positive = st.floats(1e-3, 1e3)
+
+
+@given(positive, st.integers(1, 300), shares, st.lists(st.integers(1, 9), min_size=1))
+def test_it_never_rises_and_ends_at_0(highest, epochs, share, n_batches):
+    """Whatever the number of batches of each epoch is. Without a share it is constant, to the
+    bit."""
+    fall = last_share(epochs, share)
+    steps = [
+        (epoch, (batch + 1) / n)
+        for epoch, n in zip(range(epochs), itertools.cycle(n_batches), strict=False)
+        for batch in range(n)
+    ]
+    rates = [learning_rate(highest, fall, epoch + done) for epoch, done in steps]
+    assert all(0 <= later <= earlier for earlier, later in itertools.pairwise(rates))
+    assert rates[0] <= highest and rates[-1] == (0 if fall.start < epochs else highest)
+    for (epoch, done), rate in zip(steps, rates, strict=True):
+        if epoch + done <= fall.start:
+            assert rate == highest
+    if share == 0:
+        assert set(rates) == {highest}
+
+
+def test_it_falls_on_a_line():
+    rates = [learning_rate(8.0, last_share(10, 0.4), position) for position in (6, 7, 8, 9, 10)]
+    assert rates == [8, 6, 4, 2, 0]
+
+
+@given(
+    seconds=st.floats(1, 1e4),
+    n_epochs=st.floats(0.2, 60),
+    share=shares,
+    overhead=st.floats(0, 0.2),
+    change=st.sampled_from([0.5, 1, 2]),
+    changes_at=st.floats(0, 1),
+    generator=st.randoms(use_true_random=False),
+)
+def test_a_run_ends_within_an_epoch_of_its_deadline(
+    seconds, n_epochs, share, overhead, change, changes_at, generator
+):
+    """Epochs take random times, and in the constant part the machine's speed changes."""
+    limit, total, training = seconds * n_epochs, 0.0, []
+    end = math.inf
+    while len(training) < end:
+        if end == math.inf and total >= changes_at * (1 - share) * limit:
+            pace = seconds * change
+        elif end == math.inf:
+            pace = seconds
+        training.append(pace * generator.uniform(0.99, 1.01))
+        total += training[-1]
+        if end == math.inf:
+            period = seconds_per_epoch(training, total)
+            fall = fall_in_time(len(training), period, total, limit, share)
+            start, end = fall or Fall()
+        total += overhead * training[-1]
+    last = training[-1] * (1 + overhead)
+    assert abs(total - limit) <= 1.02 * last
+    if share and change == 1 and n_epochs > 1.6:
+        assert start < end
+
+
+# Runs
+
+TEN_EPOCHS = "hours=0.0278,learning_rate_decay=0.3,epochs_per_validation=4,epochs_per_checkpoint=4,"
+
+
+@pytest.fixture
+def ten_seconds(monkeypatch) -> None:
+    """A clock by which every epoch takes ten seconds, and which stands still in between."""
+    seconds = property(lambda run: 10.0 * (run.progress.epoch + (run.progress.batch > 0)))
+    monkeypatch.setattr(train.Run, "seconds", seconds)
+    monkeypatch.setattr(schedule, "seconds_per_epoch", lambda *_: 10.0)
+
+
+def test_a_run_of_hours_is_the_same_run_however_often_it_is_stopped(
+    tmp_path, settings, run, ten_seconds, capsys
+):
+    """Its learning rate, too, is the optimizer's, and is 0 at the end."""
+    used = []
+    with after_each_step(lambda optimizer, *_: used.append(optimizer.param_groups[0]["lr"])):
+        assert run("whole", settings + TEN_EPOCHS) == 0
+    printed = capsys.readouterr().out
+    assert "0 epochs done, to end after 0.0278 h" in printed
+    assert re.search(r"epoch 1: about 9 more epochs; training ends about \S+ \d\d:\d\d\n", printed)
+    falls = "epoch 7: 3 more epochs, over which the learning rate falls to 0; training ends about "
+    assert falls in printed
+    steps = itertools.count(1)
+
+    def kill_every_third_time(*_) -> None:
+        if next(steps) % 3 == 0:
+            raise KeyboardInterrupt  # which nothing here handles
+
+    with after_each_step(kill_every_third_time):
+        for _ in range(60):
+            try:
+                run("broken", f"{settings}{TEN_EPOCHS}checkpoint_minutes=1e-9", "--resume")
+                break
+            except KeyboardInterrupt:
+                pass
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert_same_run(whole, broken)
+    rates = [record["learning_rate"] for record in records(whole, "step")]
+    assert used[: len(rates)] == rates and rates[-1] == 0
+    assert [record["epoch"] for record in records(whole, "epoch")] == [*range(10)]
+    steps = records(whole, "step")
+    assert min(step["epoch"] for step in steps if step["learning_rate"] < 1e-3) == 7
+    (end,) = records(whole, "end")
+    assert (end["epoch"], end["epochs"], end["hours"]) == (6, 10, 0.0278)
+
+
+def test_once_decided_the_end_is_saved(tmp_path, settings, run, ten_seconds, monkeypatch):
+    """Also if no checkpoint is due: however the clock goes on, the run ends then."""
+    save = train.Run.save
+
+    def save_and_die(self, *options) -> None:
+        save(self, *options)
+        if self.progress.end < math.inf:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train.Run, "save", save_and_die)
+        run("run", settings + TEN_EPOCHS)
+    _, state = load_newest(tmp_path / "run")
+    assert state["progress"]["epoch"] == 7 and state["progress"]["end"] == 10
+    monkeypatch.setattr(schedule, "seconds_per_epoch", lambda *_: 1.0)
+    assert run("run", "", "--resume") == 0
+    assert len(records(tmp_path / "run", "epoch")) == 10
+
+
+def test_a_run_may_become_longer_until_its_learning_rate_falls(tmp_path, settings, run, capsys):
+    """What the error suggests is accepted. A constant learning rate may go on at any time."""
+    decay = settings + "learning_rate_decay=0.5,epochs_per_validation=9,"
+    output = tmp_path / "run"
+    with after_each_step(stop_in(output, 3)), pytest.raises(KeyboardInterrupt):
+        run("run", decay + "epochs=8,checkpoint_minutes=1e-9")
+    before = files(output)
+    with pytest.raises(UserError, match=r"epochs=3: .* begun to fall by now, in epoch 3; use 6 "):
+        run("run", "epochs=3", "--resume")
+    assert files(output) == before
+    with after_each_step(stop_in(output, 6)), pytest.raises(KeyboardInterrupt):
+        run("run", "epochs=6", "--resume")
+    for change, value in (("epochs=12", "epochs"), ("hours=1", "hours")):
+        with pytest.raises(UserError, match=f"{change}.* is 0 after 6 epochs; leave {value} out"):
+            run("run", change, "--resume")
+    assert run("run", "", "--resume") == 0
+    rates = [record["learning_rate"] for record in records(output, "step")]
+    assert rates[-1] == 0 and set(rates[: len(rates) // 2]) == {1e-3}
+
+    constant = settings + "epochs_per_validation=9,"
+    for change in ("epochs=1", "epochs=2", "hours=1e-9", "epochs=4"):
+        assert run("constant", constant + change, "--resume") == 0
+    assert len(records(tmp_path / "constant", "epoch")) == 4
+
+
+def stop_in(output: Path, epoch: int):
+    """Kills a run after the first step of an ``epoch`` is saved."""
+
+    def hook(*_) -> None:
+        saved = [record["epoch"] for record in records(output, "step")]
+        if saved.count(epoch - 1):
+            raise KeyboardInterrupt
+
+    return hook
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_hours_and_epochs_exclude_each_other():
+    with pytest.raises(UserError, match="hours=8,epochs=5: each says when"):
+        create_hparams("hours=8,epochs=5")
+    by_time = create_hparams("hours=8")
+    assert create_hparams("epochs=5", base=by_time).hours == 0
+    assert create_hparams("hours=0,epochs=5").epochs == 5
