@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from cli import UserError
 from hparams import create_hparams, parse_overrides
 from model import Tacotron2
-from training.checkpoint import load_checkpoint, load_weights, saved_hparams
+from training.checkpoint import checkpoint_file, load_checkpoint, load_weights, saved_hparams
 
 N_CEPSTRA = 13  # cepstral coefficients of the distortion, without the 0th, which is loudness
 STOPS_EARLY = 0.75  # a shorter clip, as a share of the true length, has stopped early
@@ -42,11 +42,12 @@ def load_model(path: str | Path, overrides: str = "", **changes: Any) -> Tacotro
     """Loads a trained model in evaluation mode, with its settings in ``.hparams``, on the GPU if
     there is one:
 
-        model = load_model("runs/first/checkpoint_best.pt", max_decoder_steps=2000)
+        model = load_model("runs/first", max_decoder_steps=2000)
 
     Args:
-        path: a checkpoint of train.py, export.py, NVIDIA's code or torchaudio's. One without
-            settings, as theirs, has those of preset nvidia.
+        path: a checkpoint of train.py, export.py, NVIDIA's code or torchaudio's, or the folder of
+            a run, whose newest one it is. One without settings, as theirs, has those of preset
+            nvidia.
         overrides: settings to change, ``"name=value,..."``, as for ``--hparams``
         changes: the same as keyword arguments
 
@@ -54,7 +55,7 @@ def load_model(path: str | Path, overrides: str = "", **changes: Any) -> Tacotro
         UserError: the file is no checkpoint, holds code, another model's weights or values that
             are not finite; or a setting cannot be changed so.
     """
-    path = Path(path)
+    path = checkpoint_file(path)
     state = load_checkpoint(path)
     if "hparams" in state:
         hparams = saved_hparams(state, path)

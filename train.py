@@ -16,7 +16,6 @@ import sys
 import textwrap
 import time
 from contextlib import nullcontext
-from datetime import datetime, timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -47,9 +46,17 @@ from training.device import (
     use_large_pages,
     why_no_gpu,
 )
-from training.logger import NoLogger, RunLogger, epoch_scalars, print_summary
+from training.logger import (
+    NoLogger,
+    RunLogger,
+    Sample,
+    epoch_scalars,
+    print_end,
+    print_summary,
+)
 from training.stop import Stopped, StopSignals
 from training.validation import validate_run, warn_of_collapse
+from vocoder import open_vocoder
 
 
 def parse_args() -> argparse.Namespace:
@@ -64,11 +71,12 @@ def parse_args() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     # fmt: off
-    add, folder, file = parser.add_argument, {"type": Path, "metavar": "DIR"}, {"type": Path}
+    add, folder = parser.add_argument, {"type": Path, "metavar": "DIR"}
     add("-o", "--output_dir", "--output_directory", required=True, **folder, help="for the run")
     add("-l", "--log_dir", "--log_directory", **folder, help="for TensorBoard (default: -o)")
-    add("-c", "--checkpoint", "--checkpoint_path", **file, metavar="FILE", help="start another run "
-        "from this checkpoint, with its settings, at the start of the epoch that it was saved in")
+    add("-c", "--checkpoint", "--checkpoint_path", type=checkpoint.checkpoint_file, metavar="FILE",
+        help="start another run from this checkpoint, or a run's newest if it is a folder, with "
+        "its settings, at the start of the epoch that it was saved in")
     add("--warm_start", action="store_true", help="take only the settings and weights of -c, "
         "except ignore_layers; start at epoch 1")
     add("--resume", action="store_true", help="continue the run in -o, with its settings, from the "
@@ -207,7 +215,7 @@ class Run:
             settings = dataclasses.asdict(self.hparams)
             file.write((json.dumps(settings, indent=2) + "\n").encode())
         done = self.progress.step, self.progress.metrics_size
-        self.logger = RunLogger(self.folder, log_dir, *done)
+        self.logger = RunLogger(self.folder, log_dir, open_vocoder(self.hparams), *done)
         self.logger.log_settings(self.hparams)
 
     def try_out(self) -> None:
@@ -346,24 +354,15 @@ class Run:
             f"epoch {epoch + 1}: training loss {scalars['training_loss']:.4f}, "
             f"{scalars['minutes']:.2f} minutes"
         )
+        validation, is_best = {}, False
+        if (epoch + 1) % hparams.epochs_per_validation == 0 or epoch + 1 == progress.end:
+            validation, samples, is_best = self.validate()
         is_planned = self.plan_end()
-        is_last, is_best = epoch + 1 == progress.end, False
-        validated = is_last or (epoch + 1) % hparams.epochs_per_validation == 0
-        if validated:
-            parts = self.model, self.data, self.loss_function, self.stop.check
-            with trial.explained(f"epoch {epoch + 1}, validation: out of memory", True):
-                call = self.model, validate_run, *parts
-                validation, samples = trial.with_fallback(*call, together=True)
-            tqdm.write(
-                f"epoch {epoch + 1}: validation loss {validation['loss']:.4f}, masked "
-                f"{validation['masked_loss']:.4f}, alignment {validation['diagonality']:.2f}"
-            )
-            warn_of_collapse(validation["diagonality"], progress.best_alignment)
-            is_best = validation["loss"] < progress.best_loss
-            progress.best_loss = min(progress.best_loss, validation["loss"])
-            progress.best_alignment = max(progress.best_alignment, validation["diagonality"])
+        is_last = epoch + 1 == progress.end
+        if is_last and not validation:  # the end has just come
+            validation, samples, is_best = self.validate()
         self.logger.log("epoch", epoch, step, scalars)
-        if validated:
+        if validation:
             self.logger.log("validation", epoch, step, validation)
             n_validations = (epoch + 1) // hparams.epochs_per_validation
             # TensorBoard shows ten pictures of a kind: after 1, 2, 4, ... validations.
@@ -378,38 +377,42 @@ class Run:
         if is_best or is_last or is_planned or due:
             self.save(is_best)
 
+    def validate(self) -> tuple[dict[str, float], dict[str, Sample], bool]:
+        """Returns the scalars and samples of a validation, and whether its loss is the lowest."""
+        progress, epoch = self.progress, self.progress.epoch
+        parts = self.model, self.data, self.loss_function, self.stop.check
+        with trial.explained(f"epoch {epoch + 1}, validation: out of memory", True):
+            call = self.model, validate_run, *parts
+            validation, samples = trial.with_fallback(*call, together=True)
+        tqdm.write(
+            f"epoch {epoch + 1}: validation loss {validation['loss']:.4f}, masked "
+            f"{validation['masked_loss']:.4f}, alignment {validation['diagonality']:.2f}"
+        )
+        warn_of_collapse(validation["diagonality"], progress.best_alignment)
+        is_best = validation["loss"] < progress.best_loss
+        progress.best_loss = min(progress.best_loss, validation["loss"])
+        progress.best_alignment = max(progress.best_alignment, validation["diagonality"])
+        return validation, samples, is_best
+
     def plan_end(self) -> bool:
         """Decides after an epoch whether the learning rate of a run of so many hours falls from now
-        on, and so how many epochs it has. Returns whether it was decided just now. Prints after the
-        first epoch, and then, when the run will end."""
+        on, and so when the run ends. Returns whether it was decided just now."""
         hparams, progress, n_epochs = self.hparams, self.progress, self.progress.epoch + 1
-        training_seconds = [*progress.epoch_seconds, progress.sums["seconds"]]
-        seconds = self.seconds
-        epoch_seconds = schedule.seconds_per_epoch(training_seconds, seconds)
-        # All processes decide by the clock of the first.
-        seconds, epoch_seconds = distributed.gathered((seconds, epoch_seconds))[0]
-        limit, fall = 3600 * hparams.hours, None
+        times = [*progress.epoch_seconds, progress.sums["seconds"]]
+        clock = self.seconds, schedule.seconds_per_epoch(times, self.seconds)
+        seconds, epoch_seconds = distributed.gathered(clock)[0]  # all decide by the first's clock
+        limit, decided = 3600 * hparams.hours, None
         if math.isinf(progress.end):
-            fall = schedule.fall_in_time(
-                n_epochs, epoch_seconds, seconds, limit, hparams.learning_rate_decay
-            )
-        if fall:
-            progress.plan_fall(fall)
-            record = {"hours": hparams.hours, "epochs": fall.end}
+            share = hparams.learning_rate_decay
+            decided = schedule.fall_in_time(n_epochs, epoch_seconds, seconds, limit, share)
+        if decided:
+            progress.plan_fall(decided)
+            record = {"hours": hparams.hours, "epochs": decided.end}
             self.logger.write("end", progress.epoch, progress.step, record)
-        if (fall or not self.has_said_when) and n_epochs < progress.end:
+        if decided or not self.has_said_when:
             self.has_said_when = True
-            n_left = progress.end - n_epochs
-            if math.isinf(n_left):
-                n_left = max(1, round((limit - seconds) / epoch_seconds))
-            when = datetime.now() + timedelta(seconds=n_left * epoch_seconds)
-            falls = ", over which the learning rate falls to 0" if fall else ""
-            about = "" if math.isfinite(progress.end) else "about "
-            tqdm.write(
-                f"epoch {n_epochs}: {about}{counted(n_left, 'more epoch')}{falls}; training ends "
-                f"about {when:%Y-%m-%d %H:%M}"
-            )
-        return fall is not None
+            print_end(n_epochs, progress.fall, epoch_seconds, limit - seconds)
+        return decided is not None
 
     def start_clock(self) -> None:
         self.started = time.monotonic() - self.progress.seconds

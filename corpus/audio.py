@@ -1,6 +1,5 @@
-"""The log-mel spectrogram, and Griffin-Lim, which turns it back into audio."""
+"""The log-mel spectrogram."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -57,49 +56,3 @@ def mel_basis(hparams: Any) -> np.ndarray:
         fmax=hparams.mel_fmax,
         dtype=np.float64,
     )
-
-
-def magnitudes(mel: Tensor, hparams: Any) -> np.ndarray:
-    """Returns magnitudes whose log-mel is nearly the given one: (n_mels, T_out) ->
-    (n_fft / 2 + 1, T_out) float64.
-
-    Ten multiplicative updates (Lee and Seung 1999) find them and keep them from becoming negative.
-    Those from the pseudo-inverse are further from speech.
-    """
-    log_mel = torch.nan_to_num(mel.double()).clamp(-12, 8)  # an untrained model may predict any
-    mel, basis = log_mel.exp().cpu().numpy(), mel_basis(hparams)
-    sums = np.maximum(basis.sum(0)[:, None], 1e-10)  # 0 outside mel_fmin to mel_fmax
-    estimate = basis.T @ mel
-    for _ in range(10):
-        estimate *= basis.T @ (mel / np.maximum(basis @ estimate, 1e-10)) / sums
-    return estimate
-
-
-def griffin_lim(mel: Tensor, hparams: Any) -> np.ndarray:
-    """Returns the audio of a log-mel: intelligible, not natural, and always the same.
-
-    Phases come from 60 iterations of the fast Griffin-Lim algorithm (Perraudin et al. 2013) on
-    :func:`magnitudes`.
-
-    Args:
-        mel: (n_mels, T_out)
-
-    Returns:
-        ((T_out - 1) * hop_length,) float32 samples in [-1, 1]
-    """
-    import librosa
-
-    if mel.size(1) < 2:  # one frame has no duration
-        return np.zeros(0, np.float32)
-    with warnings.catch_warnings():  # about sounds shorter than a window
-        warnings.filterwarnings("ignore", message="n_fft=")
-        samples = librosa.griffinlim(
-            magnitudes(mel, hparams).astype(np.float32),
-            n_iter=60,
-            momentum=0.99,
-            hop_length=hparams.hop_length,
-            win_length=hparams.win_length,
-            n_fft=hparams.filter_length,
-            random_state=0,
-        )
-    return (samples / max(1.0, np.abs(samples).max())).astype(np.float32)

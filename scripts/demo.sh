@@ -39,5 +39,5 @@ Alignment to look at:      runs/demo/SSB-DBS-BR/sample/alignment.png
 Speech to hear:            runs/demo/SSB-DBS-BR/sample/predicted.wav
                            (each frame predicted from the true ones before it)
 Synthesize speech:         $PYTHON scripts/synthesize.py \\
-                             -c runs/demo/SSB-DBS-BR/checkpoint_best.pt "Who went home?"
+                             -c runs/demo/SSB-DBS-BR "Who went home?"
 END

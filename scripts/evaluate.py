@@ -42,6 +42,7 @@ from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import STOPS_EARLY, attention_errors, load_model, mel_cepstral_distortion, speak
 from text import alphabet
+from training.checkpoint import checkpoint_file
 from training.validation import validate
 
 FAILURES = ["never stops", "stops early", "skips", "repeats", "breaks"]
@@ -148,7 +149,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = ArgumentParser(description=__doc__, formatter_class=as_written)
     add = parser.add_argument
-    add("-c", "--checkpoint", required=True, nargs="+", type=Path, help="one or many")
+    many = "files, or folders of runs, whose newest ones are meant"
+    add("-c", "--checkpoint", required=True, nargs="+", type=checkpoint_file, help=many)
     add("--filelist", metavar="LIST", help="clips to speak (default: the validation set)")
     add("--clips", type=positive, metavar="N", help="only the first N of them")
     default = "for PREFIX.csv and PREFIX_clips.csv (default %(default)s)"

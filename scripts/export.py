@@ -1,6 +1,6 @@
 """Write a trained model as a file for speaking, for NVIDIA's code, or for torchaudio's.
 
-    python scripts/export.py -c runs/first/checkpoint_best.pt -o voice.pt
+    python scripts/export.py -c runs/first -o voice.pt    # its newest checkpoint
 
 --format weights (the default): the weights and settings without the training state, a third of
 the size. synthesize.py, speech.load_model and train.py -c read it.
@@ -31,7 +31,7 @@ from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, repl
 from hparams import AUDIO, HParams, create_hparams, format_overrides
 from model import Tacotron2
 from speech import load_model
-from training.checkpoint import VERSION
+from training.checkpoint import VERSION, checkpoint_file
 
 FORMATS = "weights", "half", "nvidia", "torchaudio"
 
@@ -86,7 +86,10 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("-c", "--checkpoint", required=True, type=Path, help="train.py's, NVIDIA's or torchaudio's")
+    checkpoint = (
+        "train.py's, NVIDIA's or torchaudio's, or a run's folder, whose newest one is meant"
+    )
+    add("-c", "--checkpoint", required=True, type=checkpoint_file, metavar="FILE", help=checkpoint)
     add("-o", "--output", required=True, type=Path, metavar="FILE", help="must not exist yet")
     add("--format", choices=FORMATS, default=FORMATS[0], help="(default %(default)s)")
     args = parser.parse_args(argv)

@@ -286,7 +286,11 @@ def prepare(args: argparse.Namespace) -> None:
         amount = counted(round(minutes), "minute")
         print(f"note: {amount} of speech: start from another voice (docs/speech.md, A small voice)")
     command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{args.name}"]
-    print(f"Next:\n  {shlex.join([*command, '--hparams', format_overrides(changes)])}")
+    if hparams.sampling_rate == HParams.sampling_rate:
+        command += ["--preset", "nvidia"]  # mels that HiFi-GAN's published weights can speak
+    settings = format_overrides(changes | {"hours": 8, "learning_rate_decay": 0.3})
+    print("Next (for a night; the newest checkpoint will speak best):")
+    print(f"  {shlex.join([*command, '--hparams', settings])}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

