@@ -409,6 +409,8 @@ class Run:
             progress.plan_fall(decided)
             record = {"hours": hparams.hours, "epochs": decided.end}
             self.logger.write("end", progress.epoch, progress.step, record)
+            if hparams.learning_rate_decay and decided.start == decided.end:
+                tqdm.write("note: no time was left for the learning rate to fall; set more hours")
         if decided or not self.has_said_when:
             self.has_said_when = True
             print_end(n_epochs, progress.fall, epoch_seconds, limit - seconds)

@@ -187,6 +187,14 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_hours_that_an_epoch_fills_leave_no_time_to_fall(tmp_path, settings, run, capsys):
+    assert run("run", settings + "hours=1e-9,learning_rate_decay=0.3") == 0
+    assert (
+        "note: no time was left for the learning rate to fall; set more" in capsys.readouterr().out
+    )
+    assert len(records(tmp_path / "run", "epoch")) == len(records(tmp_path / "run", "validation"))
+
+
 def test_hours_and_epochs_exclude_each_other():
     with pytest.raises(UserError, match="hours=8,epochs=5: each says when"):
         create_hparams("hours=8,epochs=5")

@@ -8,6 +8,7 @@
 #     bash docs/results/experiments.sh warm        # a German voice, from 70 epochs of that one and from nothing
 #     bash docs/results/experiments.sh frames      # several frames a step, on the same voice
 #     bash docs/results/experiments.sh evening     # goes on from frames, for three quarters as many epochs
+#     bash docs/results/experiments.sh predicted   # what an epoch of same_time takes
 #     bash docs/results/experiments.sh same_time   # which batching gives the better voice in the same time
 #     bash docs/results/experiments.sh times       # an epoch of each, four times
 #     bash docs/results/experiments.sh gradient    # with NVIDIA's gradient
@@ -18,7 +19,7 @@
 # others make their own, synthetic. voice, times and those others go on from epochs of RAND, one training
 # a seed. The voice takes 2 to 3 hours of one core a seed, scratch, reader, frames and evening 2 to 4, the
 # others 1 to 2; a CPU without AVX-512 took 2.3 times as long. A second argument names the seeds (of all but
-# reader, warm and times), so that two calls can use two cores: start the second once the first one trains.
+# reader, warm, predicted and times), so that two calls can use two cores: start the second once the first one trains.
 # Of same_time, a third argument names the arms, from 0 to 3: same_time 0 "0 2" beside same_time 0 "1 3".
 # The runs are in runs/SERIES.
 set -euo pipefail
@@ -122,9 +123,20 @@ evening() {  # goes on from frames with half the learning rate
     done
 }
 
-# Each arm from nothing, with a learning rate that falls. The epochs take equal times, as predicted: on an
-# idle core of an AMD EPYC with AVX-512, RAND's took 2.31 minutes, SSB-BR's 1.84 and SSB-DBS-BR's 1.62
-# (medians of three rounds in rotating order), and validating and saving 0.07 more.
+fair="$reader,guided_attention_weight=1,n_frames_per_step=2,learning_rate=2e-3"
+
+predicted() {  # same_time's epochs, on an idle core: three rounds, in an order that rotates
+    for round in 0 1 2; do
+        for experiment in $(echo RAND SSB-BR SSB-DBS-BR RAND SSB-BR | cut -d ' ' -f $((round + 1))-$((round + 3))); do
+            bash scripts/run_all.sh --preset nvidia --output runs/predicted/round$round --only "$experiment" \
+                --epochs 1 --seeds 0 --hparams "$fair"
+        done
+    done
+}
+
+# Each arm from nothing, with a learning rate that falls. The arms of 40, 50 and 56 epochs take equal times,
+# as predicted: an epoch of RAND 2.31 minutes, of SSB-BR 1.84 and of SSB-DBS-BR 1.62 (medians of predicted,
+# on an AMD EPYC with AVX-512), and 0.07 more for validating and saving.
 same_time() {  # SEEDS ARMS
     local arms=(RAND,40 SSB-BR,50 SSB-DBS-BR,40 SSB-DBS-BR,56) i experiment epochs folder
     for seed in ${seeds:-0 1000 2000 3000 4000 5000}; do
@@ -134,7 +146,7 @@ same_time() {  # SEEDS ARMS
             IFS=, read -r experiment epochs <<< "${arms[i]}"
             bash scripts/run_all.sh --preset nvidia --output runs/same_time/epochs$epochs \
                 --only $experiment --epochs $epochs --seeds "$seed" --hparams \
-                "$reader,guided_attention_weight=1,n_frames_per_step=2,learning_rate=2e-3,learning_rate_decay=0.5,epochs_per_checkpoint=1"
+                "$fair,learning_rate_decay=0.5,epochs_per_checkpoint=1"
             folder=runs/same_time/epochs$epochs/$experiment/seed$seed
             for speech in 0 1 2 3; do  # seeds of the prenet's dropout
                 [ -e $folder/speech${speech}_clips.csv ] || "$PYTHON" scripts/evaluate.py \

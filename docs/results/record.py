@@ -1,13 +1,19 @@
-"""Prints the validations of finished runs as CSV, the form of the records beside this file.
+"""Prints the records of finished runs as CSV, the form of those beside this file.
 
     python docs/results/record.py runs/voice > docs/results/voice.csv
     python docs/results/record.py runs/{rates,batch,lrf}_* runs/gradient > docs/results/studies.csv
+    python docs/results/record.py --epochs runs/same_time > docs/results/same_time.csv
+    python docs/results/record.py --speech runs/same_time > docs/results/same_time_speech.csv
 
-A run's folder is SERIES/PART/EXPERIMENT/seedN, as experiments.sh makes it. ``epoch`` and ``step``
-count what the run had done by then, its start included. The columns from ``minutes`` on are means
-over the epochs since the validation before.
+A run's folder is SERIES/PART/EXPERIMENT/seedN, as experiments.sh makes it. There is a row for each
+validation; ``epoch`` and ``step`` count what the run had done by then, its start included, and the
+columns from ``minutes`` on are means over the epochs since the validation before. With --epochs
+there is a row for each epoch, with its own values. With --speech the rows are those that evaluate.py
+wrote to speech0.csv, speech1.csv and so on in a run's folder: one for each seed of the prenet's
+dropout.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -18,27 +24,53 @@ LOSSES = ["loss", "masked_loss", "precise_loss", "precise_masked_loss", "diagona
 MEANS = ["minutes", "processor_minutes", "n_batches", "total_length", "zpr", "abl"]
 
 
-def record(folder: Path) -> pd.DataFrame:
-    """Returns a row for each validation of a run; none if it is not finished."""
+def record(folder: Path, every_epoch: bool) -> pd.DataFrame:
+    """Returns a row for each validation, or each epoch, of a run; none if it is not finished."""
     settings = pd.read_json(folder / "hparams.json", typ="series")
     events = pd.read_json(folder / "metrics.jsonl", lines=True)
     if events.epoch.max() + 1 < settings.epochs:
         print(f"left out, since it is not finished: {folder}", file=sys.stderr)
         return pd.DataFrame()
     rows = events[events.event == "validation"].set_index("epoch")
-    epochs = events[events.event == "epoch"].set_index("epoch").reindex(columns=MEANS)
-    last = pd.Series(rows.index, rows.index).reindex(epochs.index).bfill()  # validation of an epoch
-    rows[MEANS] = epochs.groupby(last).mean()
+    epochs = events[events.event == "epoch"].set_index("epoch")
+    labels = label(folder) | {**settings[SETTINGS], "seed": settings.seed}
+    if every_epoch:
+        last_rates = events[events.event == "step"].groupby("epoch").learning_rate.last()
+        labels["learning_rate"] = last_rates  # at the end of the epoch
+        labels["device"] = events.device.dropna().iloc[0]
+        columns = epochs.reindex(columns=["step", "training_loss", *MEANS])
+        rows = columns.join(rows.reindex(columns=LOSSES))
+    else:
+        last = pd.Series(rows.index, rows.index).reindex(epochs.index).bfill()  # validation
+        rows[MEANS] = epochs.reindex(columns=MEANS).groupby(last).mean()
+    rows = rows.assign(**labels, epoch=rows.index + 1)
+    columns = ["training_loss"] if every_epoch else []
+    return rows.reindex(columns=[*labels, "epoch", "step", *columns, *LOSSES, *MEANS])
+
+
+def label(folder: Path) -> dict[str, str]:
     *_, series, part, experiment, _ = folder.resolve().parts
-    labels = {"series": series, "part": part, "experiment": experiment, **settings[SETTINGS]}
-    labels["seed"] = settings.seed
-    rows = rows.reset_index().assign(**labels, epoch=rows.index + 1)
-    return rows.reindex(columns=[*labels, "epoch", "step", *LOSSES, *MEANS])
+    return {"series": series, "part": part, "experiment": experiment}
+
+
+def speech(folder: Path) -> pd.DataFrame:
+    """Returns a row for each file of evaluate.py in a run's folder."""
+    files = sorted(folder.glob("speech[0-9].csv"))
+    labels = label(folder) | {"seed": folder.name.removeprefix("seed")}
+    rows = [pd.read_csv(file).assign(dropout_seed=file.stem[-1], **labels) for file in files]
+    table = pd.concat(rows) if rows else pd.DataFrame()
+    return table.reindex(columns=[*labels, "dropout_seed", *table.columns.drop([*labels])])
 
 
 def main() -> None:
-    files = sorted(file for root in sys.argv[1:] for file in Path(root).rglob("metrics.jsonl"))
-    rows = pd.concat([record(file.parent) for file in files], ignore_index=True)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", nargs="+", type=Path, help="folders in which runs lie")
+    parser.add_argument("--epochs", action="store_true", help="a row for each epoch")
+    parser.add_argument("--speech", action="store_true", help="the rows of evaluate.py")
+    args = parser.parse_args()
+    folders = sorted(file.parent for root in args.runs for file in root.rglob("metrics.jsonl"))
+    tables = [speech(f) if args.speech else record(f, args.epochs) for f in folders]
+    rows = pd.concat(tables, ignore_index=True)
     if rows.series.nunique() == 1:
         del rows["series"]
     print(rows.dropna(axis=1, how="all").to_csv(index=False, float_format="%.6g"), end="")
