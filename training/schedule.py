@@ -56,10 +56,11 @@ def fall_in_time(
 
     Returns:
         the fall, whose end is as near to the limit as whole epochs come; None while it is too
-        early. It is empty if less than half an epoch is left.
+        early. It has one epoch at least, unless no time is left.
     """
     rest = limit_seconds - total_seconds
     fall_seconds = max(share * limit_seconds, epoch_seconds if share else 0.0)
     if rest - epoch_seconds / 2 > fall_seconds:
         return None
-    return Fall(epoch, epoch + round(max(rest, 0) / epoch_seconds))
+    least = 1 if share and rest > 0 else 0
+    return Fall(epoch, epoch + max(least, round(rest / epoch_seconds)))

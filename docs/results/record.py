@@ -8,9 +8,9 @@
 A run's folder is SERIES/PART/EXPERIMENT/seedN, as experiments.sh makes it. There is a row for each
 validation; ``epoch`` and ``step`` count what the run had done by then, its start included, and the
 columns from ``minutes`` on are means over the epochs since the validation before. With --epochs
-there is a row for each epoch, with its own values. With --speech the rows are those that evaluate.py
-wrote to speech0.csv, speech1.csv and so on in a run's folder: one for each seed of the prenet's
-dropout.
+there is a row for each epoch, with its own values. With --speech the rows are those that
+evaluate.py wrote to speech0.csv, speech1.csv and so on in a run's folder: one for each seed of the
+prenet's dropout.
 """
 
 import argparse
