@@ -63,7 +63,10 @@ def parse_args() -> argparse.Namespace:
     resume = (
         f"With --resume, --hparams may change {', '.join(sorted(MAY_CHANGE))}. Any other change "
     )
-    resume += "makes another run: start it with -c and a new -o."
+    resume += (
+        "makes another run: start it with -c and a new -o. After a training with "
+        "learning_rate_decay, use the newest checkpoint, not checkpoint_best.pt."
+    )
     settings = f"Settings for --hparams, and their defaults:\n\n{settings_table()}\n\n"
     parser = cli.ArgumentParser(
         description="Train Tacotron 2 with efficient batching.",
@@ -215,7 +218,8 @@ class Run:
             settings = dataclasses.asdict(self.hparams)
             file.write((json.dumps(settings, indent=2) + "\n").encode())
         done = self.progress.step, self.progress.metrics_size
-        self.logger = RunLogger(self.folder, log_dir, open_vocoder(self.hparams), *done)
+        vocoder = open_vocoder(self.hparams, device="cpu")  # a GPU's memory is for training
+        self.logger = RunLogger(self.folder, log_dir, vocoder, *done)
         self.logger.log_settings(self.hparams)
 
     def try_out(self) -> None:

@@ -37,12 +37,13 @@ CONFIG_NAMES = {  # HiFi-GAN's names of the settings that mels depend on
 }
 
 
-def open_vocoder(hparams: HParams, name: str = "") -> Vocoder:
+def open_vocoder(hparams: HParams, name: str = "", device: str = "") -> Vocoder:
     """Opens a vocoder for the mels of ``hparams``.
 
     Args:
         name: "griffin-lim"; "universal" or "ljspeech", HiFi-GAN's published weights; or the file of
             a HiFi-GAN generator. By default "universal", if :func:`why_griffin_lim` allows it.
+        device: "cpu" or "cuda" for HiFi-GAN; by default the GPU, if there is one
 
     Returns:
         a function from a log-mel (n_mels, T_out) to ((T_out - 1) * hop_length,) float32 samples in
@@ -57,8 +58,8 @@ def open_vocoder(hparams: HParams, name: str = "") -> Vocoder:
     file = published_weights(name) if name in PUBLISHED else Path(name)
     if file is None:
         raise UserError(f"--vocoder {name}: is not installed; {INSTALL}")
-    generator = load_hifigan(file, hparams)
-    return generator.speak
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return load_hifigan(file, hparams).to(device).speak
 
 
 def why_griffin_lim(hparams: HParams) -> str:
@@ -117,7 +118,7 @@ def load_hifigan(file: Path, hparams: HParams) -> "HiFiGAN":
         reason, *_ = str(error).splitlines() or [type(error).__name__]
         fix = f"name a generator (g_02500000, say) that goes with {config_file}"
         raise UserError(f"{file}: is no HiFi-GAN generator ({reason}); {fix}") from None
-    return generator.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return generator.eval()
 
 
 def fold_weight_norm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -102,7 +102,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(logger, name, lambda *_: None)
     monkeypatch.setattr(logger, "render", lambda _: np.zeros((1, 1, 4), np.uint8))
     vocoder = lambda mel: np.zeros(9 * (mel.size(1) - 1))  # noqa: E731
-    monkeypatch.setattr(train, "open_vocoder", lambda _: vocoder)
+    monkeypatch.setattr(train, "open_vocoder", lambda *_, **__: vocoder)
 
 
 @pytest.fixture

@@ -186,6 +186,17 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_several_processes_follow_the_clock_of_the_first(settings, run, monkeypatch, tmp_path):
+    """Here another one's, by which the first epoch took a third of the time."""
+
+    def gathered(value):
+        return [(10.0, 10.0), value] if isinstance(value, tuple) else [value]
+
+    monkeypatch.setattr(train.distributed, "gathered", gathered)
+    assert run("run", settings + "hours=0.0083333,learning_rate_decay=1") == 0
+    assert len(records(tmp_path / "run", "epoch")) == 3
+
+
 def test_hours_that_an_epoch_fills_leave_no_time_to_fall(tmp_path, settings, run, capsys):
     assert run("run", settings + "hours=1e-9,learning_rate_decay=0.3") == 0
     assert (
