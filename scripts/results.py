@@ -139,7 +139,7 @@ def read_run(folder: Path) -> Run:
         for record in map(json.loads, lines):
             if record["event"] == "start":
                 now = record
-            elif record["event"] == "end":
+            elif record["event"] == "end" and record["hours"] == settings["hours"]:
                 settings["epochs"] = record["epochs"]
             elif record["event"] == "epoch":
                 starts.append(now)  # which counts once an epoch has ended

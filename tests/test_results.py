@@ -280,7 +280,7 @@ def test_runs_of_so_many_hours_are_compared_at_their_own_ends(tmp_path, printed)
     for seed, losses in ((0, (3.0, 2.0)), (1, (3.0, 2.5, 1.0))):
         run = write_run(tmp_path, "RAND", seed, losses, hours=8.0)
         with open(run / "metrics.jsonl", "a") as file:
-            file.write(json.dumps({"event": "end", "epochs": 2 * len(losses)}) + "\n")
+            file.write(json.dumps({"event": "end", "hours": 8.0, "epochs": 2 * len(losses)}) + "\n")
     write_run(tmp_path, "SSB", 0, (1.0,), hours=8.0)
     first, second = re.findall(r"\| +(?:RAND|SSB) \|.*", printed(tmp_path))
     assert "| 4/4, 6/6 |" in first and "1.5000 ± 0.5000" in first
