@@ -30,7 +30,7 @@ from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cli import ArgumentParser, UserError, exit_on_user_error, progress_bar, seed
+from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, progress_bar, seed
 from corpus.clips import Clip, load_clips, read_samples
 from corpus.mels import open_mels
 from hparams import AUDIO, HParams
@@ -41,6 +41,7 @@ from training.checkpoint import checkpoint_file
 from vocoder import open_vocoder, why_griffin_lim
 
 RATE = 16_000  # Hz, all judges'
+DIGITS = {"misheard": 1, "opinion": 2, "p808": 2}  # of the table's columns
 Sounds = Iterable[tuple[int, ndarray]]  # a clip's index and its samples
 
 
@@ -138,15 +139,19 @@ def refuse_other_clips(paths: Sequence[Path], models: Sequence[Tacotron2]) -> li
     return lists[0]
 
 
-def summary(rows: pd.DataFrame) -> str:
-    """Returns a row of the table: means ± standard errors over the clips."""
-    n = len(rows)
-    rate = rows.errors.sum() / rows.words.sum()
+def summary(rows: pd.DataFrame) -> dict[str, float]:
+    """Returns the means over the clips, and their standard errors."""
+    n, n_words = len(rows), rows.words.sum()
+    rate = rows.errors.sum() / n_words
     residuals = rows.errors - rate * rows.words  # of a ratio of sums
-    error = math.sqrt(n / (n - 1) * (residuals**2).sum()) / rows.words.sum()
-    cells = [f"{100 * rate:.1f} ± {100 * error:.1f}"]
-    cells += [f"{rows[name].mean():.2f} ± {rows[name].sem():.2f}" for name in ("opinion", "p808")]
-    return f"| {rows.name.iloc[0]} | {' | '.join(cells)} |"
+    return {
+        "misheard": 100 * rate,
+        "misheard_error": 100 * math.sqrt(n / (n - 1) * (residuals**2).sum()) / n_words,
+        "opinion": rows.opinion.mean(),
+        "opinion_error": rows.opinion.sem(),
+        "p808": rows.p808.mean(),
+        "p808_error": rows.p808.sem(),
+    }
 
 
 def main() -> None:
@@ -157,10 +162,14 @@ def main() -> None:
     recogniser = "a Whisper model of English, which is downloaded, or a folder with one (tiny.en)"
     add("--recogniser", default="", metavar="NAME", help=recogniser)
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
-    add("--clips_to", type=Path, metavar="FILE", help="also write a row for each clip, as CSV")
+    default = "for PREFIX.csv and PREFIX_clips.csv (default %(default)s)"
+    add("-o", "--output", type=Path, default="runs/heard", metavar="PREFIX", help=default)
     args = parser.parse_args()
-    if args.clips_to and args.clips_to.exists():
-        raise UserError(f"--clips_to {args.clips_to}: exists already; name another file")
+    files = [Path(f"{args.output}{ending}.csv") for ending in ("", "_clips")]
+    for file in files:
+        if file.exists():
+            raise UserError(f"{file}: exists already; give another -o, or remove it")
+    make_folder(args.output.parent, "give another -o")
     models = [load_model(path) for path in args.checkpoints]
     clips = refuse_other_clips(args.checkpoints, models)
     try:
@@ -178,11 +187,16 @@ def main() -> None:
             heard = hear(samples)
             errors = jiwer.process_words(truth[i], heard)
             errors = errors.substitutions + errors.deletions + errors.insertions
-            row = {"name": name, "clip": Path(clips[i].path).stem, "words": len(truth[i].split())}
-            judgement = {"errors": errors, "opinion": opinion(samples), "p808": p808(samples)}
-            rows.append(row | judgement | {"heard": heard})
+            row = {"speech": name, "clip": Path(clips[i].path).stem}
+            row |= {"words": len(truth[i].split()), "errors": errors, "heard": heard}
+            rows.append(row | {"opinion": opinion(samples), "p808": p808(samples)})
         rows = pd.DataFrame(rows)
-        print(summary(rows), flush=True)
+        means = summary(rows)
+        cells = [
+            f"{means[measure]:.{digits}f} ± {means[f'{measure}_error']:.{digits}f}"
+            for measure, digits in DIGITS.items()
+        ]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
         return rows
 
     print(f"{len(clips)} sentences, {sum(len(text.split()) for text in truth)} words\n")
@@ -191,8 +205,10 @@ def main() -> None:
     for path, model in zip(args.checkpoints, models, strict=True):
         vocoder, *sounds = sounds_of_model(model, args.seed)
         tables.append(judged(f"{path}: {vocoder}", *sounds))
-    if args.clips_to:
-        pd.concat(tables).to_csv(args.clips_to, index=False)
+    table = [{"speech": rows.speech.iloc[0], **summary(rows)} for rows in tables]
+    pd.DataFrame(table).to_csv(files[0], index=False, float_format="%.4g")
+    pd.concat(tables).to_csv(files[1], index=False)
+    print(f"\nevery clip: {files[1]}")
 
 
 if __name__ == "__main__":
