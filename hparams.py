@@ -60,7 +60,7 @@ class HParams:
 
     # Experiment
     seed: int = _from_0(0, "random seed of weights and dropout; batching adds the epoch to it")
-    epochs: int = _above_0(220, "passes over the training set, unless hours is set")
+    epochs: int = _above_0(220, "passes over the training set, also those before -c; or set hours")
     hours: float = _from_0(0.0, "train for about so many hours instead of epochs; 0: off")
     epochs_per_validation: int = _above_0(2, "validate every N epochs")
     precise_batch_norm: int = _from_0(0, "also validate with batch norm re-estimated on N batches")
@@ -145,7 +145,7 @@ class HParams:
     learning_rate: float = _above_0(1e-3, "Adam's")
     learning_rate_decay: float = _setting(
         0.0,
-        "share of the run, at its end, over which the learning rate falls to 0",
+        "the learning rate falls to 0 over this last share of epochs or hours",
         lambda x: 0 <= x <= 1,
         "use 0 to 1",
     )

@@ -36,7 +36,7 @@ from hparams import MAY_CHANGE, PRESETS, HParams, parse_overrides, settings_tabl
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import speak
-from training import checkpoint, distributed, schedule, trial
+from training import checkpoint, distributed, trial
 from training.checkpoint import Progress
 from training.device import (
     choose_device,
@@ -54,6 +54,7 @@ from training.logger import (
     print_end,
     print_summary,
 )
+from training.schedule import Clock, fall_in_time, learning_rate
 from training.stop import Stopped, StopSignals
 from training.validation import validate_run, warn_of_collapse
 from vocoder import open_vocoder
@@ -147,8 +148,9 @@ def train(args: argparse.Namespace) -> None:
     # Checkpoint
     run = Run(hparams, data, model.to(device), folder, progress)
     if "optimizer" in state:
-        now = run.optimizer.state_dict()["param_groups"]  # with this call's learning rate
-        run.optimizer.load_state_dict(state["optimizer"] | {"param_groups": now})
+        if not resuming:  # with the learning rate of this call
+            state["optimizer"]["param_groups"] = run.optimizer.state_dict()["param_groups"]
+        run.optimizer.load_state_dict(state["optimizer"])
     run.check_decoder(state.get("decoder", "") if resuming else "")
     if distributed.RANK == 0:
         run.open_logger(log_dir, source if resuming else None)
@@ -212,13 +214,13 @@ class Run:
 
     def open_logger(self, log_dir: Path, resumed: Path | None) -> None:
         """Writes hparams.json, and opens the logs, cut back to the step that was saved."""
+        vocoder = open_vocoder(self.hparams, device="cpu")  # a GPU's memory is for training
         if resumed:
             checkpoint.set_aside(self.folder, resumed)
         with replacing(self.folder / "hparams.json") as file:
             settings = dataclasses.asdict(self.hparams)
             file.write((json.dumps(settings, indent=2) + "\n").encode())
         done = self.progress.step, self.progress.metrics_size
-        vocoder = open_vocoder(self.hparams, device="cpu")  # a GPU's memory is for training
         self.logger = RunLogger(self.folder, log_dir, vocoder, *done)
         self.logger.log_settings(self.hparams)
 
@@ -289,9 +291,7 @@ class Run:
         """Sets that of the step with which ``share_of_epoch`` is done."""
         highest, progress = self.hparams.learning_rate, self.progress
         for group in self.optimizer.param_groups:
-            group["lr"] = schedule.learning_rate(
-                highest, progress.fall, progress.epoch + share_of_epoch
-            )
+            group["lr"] = learning_rate(highest, progress.fall, progress.epoch + share_of_epoch)
 
     def step(self, batch: Batch, share: tuple[float, float]) -> dict[str, float]:
         """Takes an optimizer step, or skips it if the loss or the gradient is not finite.
@@ -402,13 +402,11 @@ class Run:
         """Decides after an epoch whether the learning rate of a run of so many hours falls from now
         on, and so when the run ends. Returns whether it was decided just now."""
         hparams, progress, n_epochs = self.hparams, self.progress, self.progress.epoch + 1
-        times = [*progress.epoch_seconds, progress.sums["seconds"]]
-        clock = self.seconds, schedule.seconds_per_epoch(times, self.seconds)
-        seconds, epoch_seconds = distributed.gathered(clock)[0]  # all decide by the first's clock
+        clock = Clock([*progress.epoch_seconds, progress.sums["seconds"]], self.seconds)
+        clock = distributed.gathered(clock)[0]  # all decide by the clock of the first
         limit, decided = 3600 * hparams.hours, None
         if math.isinf(progress.end):
-            share = hparams.learning_rate_decay
-            decided = schedule.fall_in_time(n_epochs, epoch_seconds, seconds, limit, share)
+            decided = fall_in_time(n_epochs, clock, limit, hparams.learning_rate_decay)
         if decided:
             progress.plan_fall(decided)
             record = {"hours": hparams.hours, "epochs": decided.end}
@@ -417,7 +415,7 @@ class Run:
                 tqdm.write("note: no time was left for the learning rate to fall; set more hours")
         if decided or not self.has_said_when:
             self.has_said_when = True
-            print_end(n_epochs, progress.fall, epoch_seconds, limit - seconds)
+            print_end(n_epochs, progress.fall, clock.epoch_seconds, limit - clock.total_seconds)
         return decided is not None
 
     def start_clock(self) -> None:

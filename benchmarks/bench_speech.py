@@ -38,7 +38,7 @@ from model import Tacotron2
 from speech import load_model, speak
 from text.cleaners import english_cleaners
 from training.checkpoint import checkpoint_file
-from vocoder import open_vocoder, why_griffin_lim
+from vocoder import PUBLISHED, open_vocoder, why_griffin_lim
 
 RATE = 16_000  # Hz, all judges'
 DIGITS = {"misheard": 1, "opinion": 2, "p808": 2}  # of the table's columns
@@ -115,7 +115,7 @@ def sounds_of_clips(models: Sequence[Tacotron2]) -> Iterator[tuple[str, HParams,
     for hparams in settings.values():
         clips = load_clips(hparams.validation_files, hparams)
         mels = open_mels(clips, hparams)
-        vocoders = ["griffin-lim"] if why_griffin_lim(hparams) else ["griffin-lim", "universal"]
+        vocoders = ["griffin-lim", *([] if why_griffin_lim(hparams) else PUBLISHED)]
         for vocoder in vocoders:
             speaks = open_vocoder(hparams, vocoder)
             sounds = ((i, speaks(torch.from_numpy(mels(c)).T)) for i, c in enumerate(clips))
@@ -146,7 +146,7 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
     residuals = rows.errors - rate * rows.words  # of a ratio of sums
     return {
         "misheard": 100 * rate,
-        "misheard_error": 100 * math.sqrt(n / (n - 1) * (residuals**2).sum()) / n_words,
+        "misheard_error": 100 * math.sqrt(n / max(n - 1, 1) * (residuals**2).sum()) / n_words,
         "opinion": rows.opinion.mean(),
         "opinion_error": rows.opinion.sem(),
         "p808": rows.p808.mean(),
@@ -184,6 +184,7 @@ def main() -> None:
         rows = []
         for i, samples in progress_bar(sounds, name, len(clips), leave=False):
             samples = soxr.resample(samples, hparams.sampling_rate, RATE).astype(np.float32)
+            samples = np.pad(samples, (0, max(0, RATE // 10 - len(samples))))  # some are empty
             heard = hear(samples)
             errors = jiwer.process_words(truth[i], heard)
             errors = errors.substitutions + errors.deletions + errors.insertions

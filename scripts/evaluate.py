@@ -149,7 +149,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = ArgumentParser(description=__doc__, formatter_class=as_written)
     add = parser.add_argument
-    many = "files, or folders of runs, whose newest ones are meant"
+    many = (
+        "files, or folders of runs, whose newest are meant (after learning_rate_decay the newest "
+        "speaks better than checkpoint_best.pt)"
+    )
     add("-c", "--checkpoint", required=True, nargs="+", type=checkpoint_file, help=many)
     add("--filelist", metavar="LIST", help="clips to speak (default: the validation set)")
     add("--clips", type=positive, metavar="N", help="only the first N of them")

@@ -87,7 +87,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     add = parser.add_argument
     checkpoint = (
-        "train.py's, NVIDIA's or torchaudio's, or a run's folder, whose newest one is meant"
+        "train.py's, NVIDIA's or torchaudio's; or a run's folder, whose newest one is meant (after "
+        "learning_rate_decay it speaks better than checkpoint_best.pt)"
     )
     add("-c", "--checkpoint", required=True, type=checkpoint_file, metavar="FILE", help=checkpoint)
     add("-o", "--output", required=True, type=Path, metavar="FILE", help="must not exist yet")

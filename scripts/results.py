@@ -24,7 +24,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder
-from hparams import AUDIO
+from hparams import AUDIO, HParams
 
 # The paper's Table 2. minutes: per epoch, on a GeForce GTX 1080. VL1, VL2, VL3: validation loss
 # after 100, 160 and 220 epochs, smoothed; VLavg: its mean between the first and the last.
@@ -107,7 +107,7 @@ class Run(NamedTuple):
         strategy, dynamic, _ = (self.settings[name] for name in NAMED)
         unread = {name for name, strategies in READ_BY.items() if strategy not in strategies}
         unread |= NO_COLUMN | (set() if dynamic else {*CAPACITIES})
-        unread |= {"epochs"} if self.settings.get("hours") else set()
+        unread |= {"epochs"} if self.settings["hours"] else set()
         return {name: value for name, value in self.settings.items() if name not in unread}
 
 
@@ -129,11 +129,13 @@ def read_run(folder: Path) -> Run:
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
         settings = {k: str(v) if isinstance(v, list) else v for k, v in settings.items()}
-        if settings.get("hours"):
-            settings["epochs"] = None  # until its end is recorded
         required = {*NAMED, *AUDIO, "seed", "epochs", "epochs_per_validation", "batch_size"}
         if missing := required - set(settings):
             raise ValueError(f"it has no {min(missing)}")
+        later = {name: v for name, v in vars(HParams()).items() if not isinstance(v, tuple)}
+        settings = later | settings  # the defaults of settings that came after this run
+        if settings["hours"]:
+            settings["epochs"] = None  # until its end is recorded
         file = folder / "metrics.jsonl"
         lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
         for record in map(json.loads, lines):
@@ -217,9 +219,10 @@ def compare(runs: list[Run]) -> Comparison:
         if len(set(seeds)) < len(seeds):
             paths = " and ".join(str(runs[i].path) for i in members[:2])
             raise UserError(f"{paths}: have the same settings and seed; name one of them")
-        if runs[members[0]].settings.get("hours"):  # each has an end of its own
+        if runs[members[0]].settings["hours"]:  # each has an end of its own
             for i in members:
-                rows.loc[i, VALIDATED] = runs[i].validations.tail(1).squeeze()
+                if len(runs[i].validations):
+                    rows.loc[i, VALIDATED] = runs[i].validations.iloc[-1]
         elif common := set.intersection(*(set(runs[i].validations.index) for i in members)):
             for i in members:
                 rows.loc[i, VALIDATED] = runs[i].validations.loc[max(common)]

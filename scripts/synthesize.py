@@ -243,8 +243,9 @@ def main(argv: list[str] | None = None) -> None:
     add("text", nargs="*", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
     add("-i", "--input", metavar="FILE", type=Path, help="a file of texts")
     checkpoint = (
-        "a run's folder, whose newest checkpoint speaks, or a file of train.py, export.py or "
-        "NVIDIA's code (default: voices/kathleen.pt)"
+        "a run's folder, whose newest checkpoint speaks (after learning_rate_decay it is better "
+        "than checkpoint_best.pt), or a file of train.py, export.py or NVIDIA's code (default: "
+        "voices/kathleen.pt)"
     )
     add("-c", "--checkpoint", metavar="FILE", type=checkpoint_file, help=checkpoint)
     new = "new or empty (default: runs/speech, then runs/speech2 ...)"

@@ -10,7 +10,13 @@ import torch
 
 from cli import UserError
 from training import checkpoint
-from training.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from training.checkpoint import (
+    checkpoint_file,
+    checkpoints,
+    load_checkpoint,
+    load_newest,
+    save_checkpoint,
+)
 
 
 def save(folder: Path, step: int) -> Path:
@@ -65,6 +71,14 @@ def test_the_newest_undamaged_checkpoint_is_used_or_the_best(tmp_path, capsys):
     with pytest.raises(UserError, match=r"every checkpoint is damaged; give another -o$") as error:
         load_newest(tmp_path)
     assert str(error.value).count("\n") == 5  # a line for each, and the fix
+
+
+def test_a_runs_folder_means_its_newest_checkpoint_or_the_best(tmp_path):
+    assert checkpoint_file(tmp_path) == tmp_path
+    for name in ("checkpoint_best.pt", "checkpoint_00000009.pt", "checkpoint_00000010.pt"):
+        (tmp_path / name).touch()
+        assert checkpoint_file(str(tmp_path)) == tmp_path / name
+    assert checkpoint_file("none/checkpoint_00000009.pt") == Path("none/checkpoint_00000009.pt")
 
 
 def test_the_newest_k_and_the_best_are_kept(tmp_path):

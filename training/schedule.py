@@ -9,7 +9,7 @@ from itertools import takewhile
 from statistics import fmean
 from typing import NamedTuple
 
-SIMILAR = 0.1  # epochs whose times differ by at most this share tell of the same speed
+STEADY, SIMILAR = 0.1, 0.15  # differences of times, as shares, that are chance
 
 
 class Fall(NamedTuple):
@@ -32,35 +32,45 @@ def learning_rate(highest: float, fall: Fall, position: float) -> float:
     return highest * (fall.end - position) / (fall.end - fall.start)
 
 
-def seconds_per_epoch(training_seconds: Sequence[float], total_seconds: float) -> float:
-    """Predicts how long an epoch takes, with its share of validating and saving.
+class Clock(NamedTuple):
+    """What a run knows of its time after an epoch."""
 
-    The latest epochs count, back to where the speed of the machine last changed.
+    training_seconds: Sequence[float]  # of each epoch so far, without validating and saving
+    total_seconds: float  # of the run so far, with both
 
-    Args:
-        training_seconds: of each epoch so far, without validating and saving.
-        total_seconds: of the run so far, with both.
-    """
-    *_, latest = training_seconds
-    recent = takewhile(
-        lambda seconds: abs(seconds / latest - 1) <= SIMILAR, reversed(training_seconds)
-    )
-    return fmean(recent) * max(1.0, total_seconds / sum(training_seconds))
+    @property
+    def is_steady(self) -> bool:
+        """Whether the last two epochs took about as long as each other."""
+        before, latest = self.training_seconds[-2:][0], self.training_seconds[-1]
+        return abs(latest / before - 1) <= STEADY
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Predicts the seconds of an epoch, with its share of validating and saving: the mean of
+        the latest epochs, back to where the speed of the machine last changed."""
+        now = fmean(self.training_seconds[-2:]) if self.is_steady else self.training_seconds[-1]
+        latest = takewhile(
+            lambda seconds: abs(seconds / now - 1) <= SIMILAR, reversed(self.training_seconds)
+        )
+        return fmean(latest) * max(1.0, self.total_seconds / sum(self.training_seconds))
 
 
-def fall_in_time(
-    epoch: int, epoch_seconds: float, total_seconds: float, limit_seconds: float, share: float
-) -> Fall | None:
+def fall_in_time(epoch: int, clock: Clock, limit_seconds: float, share: float) -> Fall | None:
     """Decides after ``epoch`` epochs whether the learning rate falls from here on, so that it falls
     over the last ``share`` of ``limit_seconds``.
+
+    If the machine has just become faster or slower, it waits for the next epoch, but not beyond
+    half of the fall.
 
     Returns:
         the fall, whose end is as near to the limit as whole epochs come; None while it is too
         early. It has one epoch at least, unless no time is left.
     """
-    rest = limit_seconds - total_seconds
+    rest, epoch_seconds = limit_seconds - clock.total_seconds, clock.epoch_seconds
     fall_seconds = max(share * limit_seconds, epoch_seconds if share else 0.0)
     if rest - epoch_seconds / 2 > fall_seconds:
+        return None
+    if not clock.is_steady and rest > max(fall_seconds / 2, 2 * epoch_seconds):
         return None
     least = 1 if share and rest > 0 else 0
     return Fall(epoch, epoch + max(least, round(rest / epoch_seconds)))
