@@ -59,7 +59,7 @@ def speech(folder: Path) -> pd.DataFrame:
     labels = label(folder) | {"seed": folder.name.removeprefix("seed")}
     rows = [pd.read_csv(file).assign(dropout_seed=file.stem[-1], **labels) for file in files]
     table = pd.concat(rows) if rows else pd.DataFrame()
-    return table.reindex(columns=[*labels, "dropout_seed", *table.columns.drop([*labels])])
+    return table.reindex(columns=[*labels, "dropout_seed", *table.columns.drop([*labels, "dropout_seed"])])
 
 
 def main() -> None:
