@@ -57,9 +57,11 @@ def speech(folder: Path) -> pd.DataFrame:
     """Returns a row for each file of evaluate.py in a run's folder."""
     files = sorted(folder.glob("speech[0-9].csv"))
     labels = label(folder) | {"seed": folder.name.removeprefix("seed")}
-    rows = [pd.read_csv(file).assign(dropout_seed=file.stem[-1], **labels) for file in files]
-    table = pd.concat(rows) if rows else pd.DataFrame()
-    return table.reindex(columns=[*labels, "dropout_seed", *table.columns.drop([*labels, "dropout_seed"])])
+    rows = []
+    for file in files:
+        values = pd.read_csv(file).iloc[0].to_dict()
+        rows.append(labels | {"dropout_seed": file.stem.removeprefix("speech")} | values)
+    return pd.DataFrame(rows)
 
 
 def main() -> None:
