@@ -100,14 +100,15 @@ def print_summary(data: Data, model: Tacotron2, progress: Progress, source: Path
     threads = f", {counted(used['threads'], 'thread')}" if device.type == "cpu" else ""
     print(f"training on {used['device']}{threads}, {used['precision']}, decoder={used['decoder']}")
     n_parameters = sum(p.numel() for p in model.parameters())
-    batches = counted(progress.batch, "batch", "es")
-    done = f"{counted(progress.epoch, 'epoch')} done, to end after {model.hparams.hours:g} h"
+    done = counted(progress.epoch, "epoch")
     if math.isfinite(progress.end):
-        done = f"{progress.epoch} of {counted(progress.end, 'epoch')} done"
+        done = f"{progress.epoch} of {counted(progress.end, 'epoch')}"
+    if progress.batch:
+        done += f" and {counted(progress.batch, 'batch', 'es')}"
+    limit = "" if math.isfinite(progress.end) else f", to end after {model.hparams.hours:g} h"
     print(
         f"{n_parameters:,} parameters; {len(data.train_set):,} training and "
-        f"{len(data.val_set):,} validation clips; {done}"
-        f"{f' and {batches}' * (progress.batch > 0)}"
+        f"{len(data.val_set):,} validation clips; {done} done{limit}"
         f"{f', from {source}' if source else ''}"
     )
 
