@@ -288,7 +288,9 @@ def prepare(args: argparse.Namespace) -> None:
     command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{args.name}"]
     if hparams.sampling_rate == HParams.sampling_rate:
         command += ["--preset", "nvidia"]  # mels that HiFi-GAN's published weights can speak
-    settings = format_overrides(changes | {"hours": 8, "learning_rate_decay": 0.3})
+    changes |= {"hours": 8, "learning_rate_decay": 0.3}
+    changes |= {"n_frames_per_step": 2, "guided_attention_weight": 1}
+    settings = format_overrides(changes)
     print("Next (for a night; the newest checkpoint will speak best):")
     print(f"  {shlex.join([*command, '--hparams', settings])}")
 

@@ -224,7 +224,7 @@ def test_a_stop_in_the_last_validation_leaves_the_learning_rate_at_0(
     assert run("run", "", "--resume") == 0
     (group,) = load_newest(tmp_path / "run")[1]["optimizer"]["param_groups"]
     assert group["lr"] == 0
-    with pytest.raises(UserError, match="the learning rate falls already, to 0 after 4 epochs"):
+    with pytest.raises(UserError, match="the learning rate has begun to fall, to 0 after 4 epochs"):
         run("run", "epochs=8", "--resume")
 
 

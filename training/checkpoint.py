@@ -380,7 +380,7 @@ def refuse_another_fall(state: dict[str, Any], path: Path, hparams: HParams) -> 
     done = progress.epoch + bool(progress.batch)
     if share and done > progress.falls_from:
         raise UserError(
-            f"{problem}: comes too late, since the learning rate falls already, to 0 after "
+            f"{problem}: comes too late, since the learning rate has begun to fall, to 0 after "
             f"{counted(int(progress.end), 'epoch')}; leave {name} out, or start another run by -c "
             "and another -o"
         )

@@ -5,7 +5,7 @@ A position in a run counts epochs: 2.5 is the middle of the third one.
 
 import math
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
@@ -47,12 +47,13 @@ class Clock(NamedTuple):
     @property
     def epoch_seconds(self) -> float:
         """Predicts the seconds of an epoch, with its share of validating and saving: the mean of
-        the latest epochs, back to where the speed of the machine last changed."""
+        the latest epochs, back to where two in a row show another speed of the machine."""
         now = fmean(self.training_seconds[-2:]) if self.is_steady else self.training_seconds[-1]
-        latest = takewhile(
-            lambda seconds: abs(seconds / now - 1) <= SIMILAR, reversed(self.training_seconds)
-        )
-        return fmean(latest) * max(1.0, self.total_seconds / sum(self.training_seconds))
+        latest = list(reversed(self.training_seconds))
+        differs = [abs(seconds / now - 1) > SIMILAR for seconds in latest]
+        changes = (i for i, two in enumerate(pairwise(differs)) if all(two))
+        n = next(changes, len(latest))
+        return fmean(latest[:n]) * max(1.0, self.total_seconds / sum(self.training_seconds))
 
 
 def fall_in_time(epoch: int, clock: Clock, limit_seconds: float, share: float) -> Fall | None:
