@@ -128,7 +128,7 @@ def test_runs_of_so_many_hours(tmp_path, tones, run, monkeypatch):
         assert [record["epochs"] for record in records(folder, "end")] == [1]
     assert re.search(r"RAND \| +1 \| +1/1 \|", Path("out/runs.md").read_text())
     assert run(*by_time).count(", seed 0: finished") == 2
-    assert run(*options, "--hparams", "hours=2e-6").count(", seed 0: done") == 2
+    assert run(*options, "--hparams", "hours=0.002").count(", seed 0: done") == 2
     with pytest.raises(UserError, match="--epochs 5: hours=8 sets the end; leave one out"):
         parse("--epochs", "5", "--hparams", "hours=8")
 
