@@ -70,7 +70,7 @@ class HParams:
     checkpoint_minutes: float = _from_0(10.0, "also every N minutes, mid-epoch; 0: off")
     keep_checkpoints: int = _above_0(2, "how many of the newest to keep, besides the best")
     decoder: str = _one_of(
-        "auto triton scan reference", "auto: on a GPU the faster of triton and scan, else scan"
+        "auto scan reference", "scan is fast, reference calls the modules; auto: scan if they agree"
     )
     precision: str = _one_of("fp32 tf32 bf16", "of matrix products; tf32 on a GPU only")
     deterministic: bool = _setting(False, "deterministic GPU algorithms, where torch has them")

@@ -5,7 +5,6 @@ argument and result of each step, never kept on a module.
 """
 
 import math
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from decoder import recurrences, scan
+from decoder import scan
 from layers import ConvNorm, LinearNorm, draw_mask, dropout, length_mask, repeat_steps
 
 CHECK_EVERY = 16  # steps of inference after which it is asked whether all clips have ended
@@ -344,12 +343,6 @@ class Decoder(nn.Module):
         outputs = self.by_frame(*(torch.stack(x, 1) for x in (frames, gates, weights)))
         return *outputs, ended[:, : n_running + 1]
 
-    def graph_shapes(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Returns (B, T_in) of the CUDA graphs that training on batches of ``shapes`` captures."""
-        if self.implementation != "triton":
-            return []
-        return recurrences("triton").graph_shapes(shapes)
-
     def _loop(
         self,
         frames: Tensor,
@@ -379,13 +372,12 @@ class Decoder(nn.Module):
         decoder_mask: Tensor | None,
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns what :meth:`_loop` does, by decoder.scan or decoder.triton."""
-        fast = recurrences(self.implementation)
+        """Returns what :meth:`_loop` does, by decoder.scan."""
         rnn, layer = self.attention_rnn, self.attention_layer
         of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
         conv = layer.location_layer.location_conv.conv.weight  # (n_filters, 2, kernel_size)
         dense = layer.location_layer.location_dense.linear_layer.weight  # (D_attention, n_filters)
-        return fast.decode(
+        return scan.decode(
             frames,
             memory,
             keys,

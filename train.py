@@ -16,6 +16,7 @@ import sys
 import textwrap
 import time
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,16 @@ import cli
 import data_utils
 from cli import UserError, counted, make_folder, replacing
 from data_utils import Batch, Data, load_ahead
+from decoder import check_fast_path
 from hparams import MAY_CHANGE, PRESETS, HParams, parse_overrides, settings_table
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import speak
-from training import checkpoint, distributed, trial
+from training import checkpoint, distributed, memory
 from training.checkpoint import Progress
 from training.device import (
     choose_device,
+    full_precision,
     peak_memory,
     synchronize,
     training_conditions,
@@ -105,7 +108,7 @@ def main() -> None:
     distributed.start()
     args = parse_args()
     lock = checkpoint.locked(args.output_dir) if distributed.RANK == 0 else nullcontext()
-    with lock, trial.explained("out of memory"), distributed.explained():
+    with lock, memory.explained("out of memory"), distributed.explained():
         train(args)
 
 
@@ -151,7 +154,7 @@ def train(args: argparse.Namespace) -> None:
         if not resuming:  # with the learning rate of this call
             state["optimizer"]["param_groups"] = run.optimizer.state_dict()["param_groups"]
         run.optimizer.load_state_dict(state["optimizer"])
-    run.check_decoder(state.get("decoder", "") if resuming else "")
+    run.check_decoder()
     if distributed.RANK == 0:
         run.open_logger(log_dir, source if resuming else None)
     checkpoint.start_random_state(state, hparams.seed)
@@ -160,7 +163,8 @@ def train(args: argparse.Namespace) -> None:
     # Loop
     with run.stop:
         try:
-            run.try_out()
+            if hparams.check_memory:
+                run.try_out()
             run.start_clock()
             print_summary(data, model, progress, source)
             if not resuming:
@@ -206,11 +210,23 @@ class Run:
 
     # Before the first step
 
-    def check_decoder(self, resumed: str) -> None:
-        """Checks the fast decoder on a few frames, and connects the replicas of the model."""
-        parts = self.model, data_utils.short_batch(self.data.train_set, self.device)
-        self.must_choose_decoder = trial.check_decoder(*parts, resumed)
-        self.replica = trial.connect_replicas(*parts, self.loss_function)
+    def check_decoder(self) -> None:
+        """Checks the fast decoder on a few frames, and connects the replicas of the model.
+
+        Raises:
+            UserError: decoder=scan was asked for, and the modules have been changed.
+        """
+        batch = data_utils.short_batch(self.data.train_set, self.device)
+        with full_precision():
+            with memory.explained("checking the decoder: out of memory", others_passed=True):
+                notes = check_fast_path(self.model, batch)
+            if notes and self.hparams.decoder == "scan":
+                raise UserError(f"setting decoder=scan: {notes[0]}; use decoder=auto")
+            self.replica = distributed.replicated(
+                self.model, lambda model: self.loss_function(model(batch), batch).objective
+            )
+        for note in notes:
+            print(f"note: {note}; training uses the modules, which is slower")
 
     def open_logger(self, log_dir: Path, resumed: Path | None) -> None:
         """Writes hparams.json, and opens the logs, cut back to the step that was saved."""
@@ -225,16 +241,11 @@ class Run:
         self.logger.log_settings(self.hparams)
 
     def try_out(self) -> None:
-        """Chooses the decoder on a GPU, and raises :class:`UserError` if a batch does not fit."""
-        parts, data = (self.model, self.loss_function), self.data
-        if self.must_choose_decoder:
-            data.sampler.set_epoch(self.progress.epoch)
-            trial.choose_decoder(*parts, data.train_set, data.sampler.plan)
-            self.stop.check()
-        if self.hparams.check_memory:
-            first, end = self.progress.epoch, self.progress.end
-            epochs = range(first, end if math.isfinite(end) else first + self.hparams.epochs)
-            trial.try_run(*parts, self.optimizer, data, epochs, self.stop.check)
+        """Raises :class:`UserError` if a batch does not fit in memory."""
+        first, end = self.progress.epoch, self.progress.end
+        epochs = range(first, end if math.isfinite(end) else first + self.hparams.epochs)
+        parts = self.model, self.loss_function, self.optimizer, self.data
+        memory.try_run(*parts, epochs, self.stop.check)
 
     def log_start(self) -> None:
         """Logs what must be the same in runs whose times, or validation losses, are compared."""
@@ -263,11 +274,12 @@ class Run:
         asked, processor = time.perf_counter(), time.process_time()
         for batch in bar:
             began = time.perf_counter()
-            problem = f"{title}, batch {progress.batch + 1}: {trial.too_large(batch)}"
-            with trial.explained(problem, hparams.check_memory):
-                self.set_learning_rate((progress.batch + 1) / len(frames))
-                call = self.model, self.step, batch, shares[progress.batch]
-                values = trial.with_fallback(*call, together=True)
+            self.set_learning_rate((progress.batch + 1) / len(frames))
+            problem = f"{title}, batch {progress.batch + 1}: {memory.too_large(batch)}"
+            with memory.explained(problem, hparams.check_memory):
+                values = memory.without_graphs_if_full(
+                    partial(self.step, batch, shares[progress.batch]), self.device
+                )
             values["duration"] = time.perf_counter() - began  # seconds
             if progress.bad_steps:
                 self.report_skipped(batch, values)
@@ -303,28 +315,34 @@ class Run:
             scalars to log, means over the processes
         """
         before = [buffer.clone() for buffer in self.model.buffers()]
+        is_good = False
         batch = batch.to(self.device)
         self.optimizer.zero_grad()
-        # The mean over the processes, of gradients too, is the mean over all frames.
-        loss = self.loss_function(self.replica(batch), batch, share)
-        loss.objective.backward()
-        grad_norm = clip_grad_norm_(self.model.parameters(), self.hparams.grad_clip_thresh)
-        values = {
-            "loss": loss.total.item(),  # waits for the GPU
-            "masked_loss": loss.masked.item(),
-            "grad_norm": grad_norm.item(),
-        }
-        if self.hparams.guided_attention_weight:
-            values["guided_attention_loss"] = loss.guided_attention.item()
-        values = distributed.mean(values)
-        if math.isfinite(values["loss"] + values["grad_norm"]):
-            self.optimizer.step()
+        try:
+            # The mean over the processes, of gradients too, is the mean over all frames.
+            loss = self.loss_function(self.replica(batch), batch, share)
+            loss.objective.backward()
+            grad_norm = clip_grad_norm_(self.model.parameters(), self.hparams.grad_clip_thresh)
+            values = {
+                "loss": loss.total.item(),  # waits for the GPU
+                "masked_loss": loss.masked.item(),
+                "grad_norm": grad_norm.item(),
+            }
+            if self.hparams.guided_attention_weight:
+                values["guided_attention_loss"] = loss.guided_attention.item()
+            values = distributed.mean(values)
+            if math.isfinite(values["loss"] + values["grad_norm"]):
+                self.optimizer.step()
+                is_good = True
+        finally:
+            if not is_good:  # memory may have run out, and the step be taken again
+                for buffer, value in zip(self.model.buffers(), before, strict=True):
+                    buffer.copy_(value)
+        if is_good:
             self.progress.step += 1
             self.progress.bad_steps = 0
             self.progress.add(loss=values["loss"])
         else:
-            for buffer, value in zip(self.model.buffers(), before, strict=True):
-                buffer.copy_(value)
             self.progress.bad_steps += 1
             self.progress.add(skipped=1)
         return values | {"learning_rate": self.optimizer.param_groups[0]["lr"]}
@@ -385,9 +403,10 @@ class Run:
         """Returns the scalars and samples of a validation, and whether its loss is the lowest."""
         progress, epoch = self.progress, self.progress.epoch
         parts = self.model, self.data, self.loss_function, self.stop.check
-        with trial.explained(f"epoch {epoch + 1}, validation: out of memory", True):
-            call = self.model, validate_run, *parts
-            validation, samples = trial.with_fallback(*call, together=True)
+        with memory.explained(f"epoch {epoch + 1}, validation: out of memory", True):
+            validation, samples = memory.without_graphs_if_full(
+                partial(validate_run, *parts), self.device
+            )
         tqdm.write(
             f"epoch {epoch + 1}: validation loss {validation['loss']:.4f}, masked "
             f"{validation['masked_loss']:.4f}, alignment {validation['diagonality']:.2f}"
@@ -438,7 +457,6 @@ class Run:
             "random_states": distributed.gathered(checkpoint.random_state()),
             "hparams": dataclasses.asdict(self.hparams),
             "data": self.data.fingerprint,
-            "decoder": self.model.decoder.implementation,
         }
         self.saved_at = time.monotonic()
         n_kept = self.hparams.keep_checkpoints

@@ -7,8 +7,9 @@
     python benchmarks/bench_step.py --implementations scan --epoch --batchings all --batches 5
 
 Implementations: nvidia is the model of NVIDIA's repository, if --nvidia names a clone of it;
-reference (a readable loop like NVIDIA's), scan and triton (on a GPU) are the decoder setting. Add
-+bf16 for its precision, or +tf32 on a GPU, and then +2 or +3 for as many frames a decoder step.
+reference (a readable loop like NVIDIA's) and scan are the decoder setting, eager is scan without
+CUDA graphs. Add +bf16 for its precision, or +tf32 on a GPU, and then +2 or +3 for as many frames a
+decoder step.
 
 Each has its own process, for its own peak memory. They take turns, step by step, so that a busy
 moment of the machine slows them all. Ratios compare with the first. The model is the paper's, with
@@ -45,6 +46,7 @@ from batching import plan_batches
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from corpus.lengths import LJSPEECH_LENGTHS, ljspeech_lengths, read_lengths
 from data_utils import Batch, Item, collate
+from decoder import graphs
 from hparams import HParams, create_hparams
 from layers import length_mask
 from loss_function import Tacotron2Loss
@@ -109,6 +111,8 @@ class Trainer:
     def __init__(self, implementation: str, overrides: str, update: bool, nvidia: str) -> None:
         self.hparams = settings(implementation, overrides)
         self.device = choose_device(self.hparams)
+        if implementation.startswith("eager"):
+            graphs.turn_off()
         torch.manual_seed(0)
         if implementation.startswith("nvidia"):
             model = NvidiaModel(nvidia, self.hparams)
@@ -145,7 +149,8 @@ class Trainer:
 
 
 def settings(implementation: str, overrides: str) -> HParams:
-    decoder, *options = implementation.replace("nvidia", "reference").split("+")
+    decoder, *options = implementation.split("+")
+    decoder = {"nvidia": "reference", "eager": "scan"}.get(decoder, decoder)
     changes = "".join(f",{OPTIONS[option]}" for option in options)
     return create_hparams(f"{overrides},decoder={decoder}{changes}")
 
@@ -285,7 +290,7 @@ def bench_epoch(args: Namespace) -> None:
 
 def main() -> None:
     cuda = torch.cuda.is_available()
-    names = ["nvidia", "reference", "scan", *["triton"] * cuda]
+    names = ["nvidia", "reference", "scan", *["eager"] * cuda]
     precisions, n_frames = ("", "+tf32", "+bf16"), ("", "+2", "+3")
     choices = [*map("".join, product(names, precisions, n_frames))]
     choices = [name for name in choices if not re.fullmatch(r"nvidia.*\+\d", name)]

@@ -2,7 +2,7 @@
 # Measures what is worth knowing on a GPU, and checks that training is exact there: "On a GPU" in
 # docs/performance.md.
 #
-#     bash benchmarks/gpu_report.sh          # nine minutes; writes gpu_report/report.md
+#     bash benchmarks/gpu_report.sh          # twelve minutes; writes gpu_report/report.md
 #     bash benchmarks/gpu_report.sh Steps    # only the parts whose titles match
 #
 # It needs no LJSpeech: it trains on noise of LJSpeech's lengths. The checks come first. Each part has its
@@ -60,26 +60,18 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 print(f"# {device_name(device)}, PyTorch {torch.__version__}")
 END
     local noise="data_dir=$folder,training_files=$folder/train.txt,validation_files=$folder/val.txt,mel_cache_dir=$folder/cache"
-    local step=benchmarks/bench_step.py tests="not spill" all="reference scan triton"
-    if "$python" -c "from torch import cuda; exit(cuda.get_device_capability() < (8, 0))"; then
-        all+=" scan+tf32 triton+tf32 scan+bf16 triton+bf16"
-    else
-        tests+=" and not tf32 and not bf16"
-    fi
+    local sizes="--rounds 4 --frames 600 --batch_sizes 16 32 64" step=benchmarks/bench_step.py
 
-    check "Tests" 110 -m pytest -q -k "$tests" \
-        tests/test_decoder_triton.py tests/test_decoder_scan.py tests/test_model.py
+    check "Tests" 300 -m pytest -q \
+        tests/test_decoder_graphs.py tests/test_decoder_scan.py tests/test_model.py
     check "Stops and kills" 50 -m pytest -q -k "random_moments and two_frames" tests/test_resume.py
+    measure "Steps in fp32" 120 $step $sizes  # with graphs, without, and a loop like NVIDIA's
+    if "$python" -c "from torch import cuda; exit(cuda.get_device_capability() < (8, 0))" 2> /dev/null; then
+        measure "Steps in tf32" 120 $step $sizes --implementations scan+tf32 eager+tf32 reference+tf32
+    fi
+    measure "An epoch of LJSpeech" 90 $step --epoch --rounds 3 --batches 4 --implementations scan
     measure "Five epochs of the full model" 80 train.py -o "$folder/run" --hparams "$noise,epochs=5"
     grep '"event": "epoch"' "$folder/run/metrics.jsonl" 2> /dev/null || true
-    measure "Steps of 200 and 400 frames" 60 $step --rounds 4 --frames 200 400 --implementations $all
-    measure "Steps of 800 frames" 50 \
-        $step --rounds 4 --frames 800 --batch_sizes 16 32 --implementations $all
-    measure "An epoch of LJSpeech, by decoder" 55 \
-        $step --epoch --rounds 3 --batches 4 --implementations reference triton
-    measure "An epoch of LJSpeech, by batching" 55 \
-        $step --epoch --rounds 3 --batches 4 --implementations triton --batchings all
-    measure "Memory" 80 scripts/find_batch_capacity.py --hparams "$noise,epochs=1"
     [ -z "$failed" ] || { printf '\nFAILED:%s\n' "$failed"; return 1; }
 }
 

@@ -1,80 +1,28 @@
 """The teacher-forced decoder: which implementation training uses, checked before it starts.
 
-    triton      fused kernels, for NVIDIA GPUs
-    scan        the same recurrences in PyTorch, for any device
+    scan        the recurrences of decoder.scan, fast; on a GPU in CUDA graphs
     reference   the model's own modules, step by step: slow
 
-scan and triton compute what the modules of model.py do, from their weights. Someone who changes a
-module need not know them: :func:`check_fast_path` notices, and training calls the modules.
+scan computes what the modules of model.py do, from their weights. Someone who changes a module need
+not know it: :func:`check_fast_path` notices, and training calls the modules.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from subprocess import CalledProcessError
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from decoder import graphs, scan
 from layers import preserved_buffers
-
-SMALL = 100_000  # elements of the weights whose gradients are compared
-
-
-def recurrences(implementation: str) -> ModuleType:
-    """Returns the module with ``decode``: decoder.triton, or scan for other names."""
-    if implementation != "triton":
-        return scan
-    from decoder import triton  # here: it needs Triton, which only some machines have
-
-    return triton
-
-
-def fastest_decoder(device: torch.device) -> tuple[str, str]:
-    """Returns the implementation that should be the fastest for training on ``device``.
-
-    Returns:
-        its name, and why it is not triton; "" on a CPU
-    """
-    if device.type != "cuda":
-        return "scan", ""
-    try:
-        recurrences("triton")
-    except Exception as error:  # missing, or not made for this PyTorch
-        return "scan", f"Triton cannot be used ({_in_one_line(error)})"
-    if torch.cuda.get_device_capability(device) < (7, 5):
-        return "scan", "decoder=triton needs a GPU of compute capability 7.5 or more"
-    return "triton", ""
-
-
-def use_scan(decoder: nn.Module) -> None:
-    """Makes ``decoder`` use scan from now on, and frees what triton kept."""
-    decoder.implementation = "scan"
-    graphs.release_memory()
-
-
-def fall_back_to_scan(decoder: nn.Module, problem: str | Exception) -> str:
-    """Makes ``decoder`` use scan from now on; returns a note that says so."""
-    use_scan(decoder)
-    return f"{triton_fails(problem)}; training uses decoder=scan"
-
-
-def triton_fails(problem: str | Exception) -> str:
-    """Says that triton fails, and why."""
-    if isinstance(problem, CalledProcessError) or "C compiler" in str(problem):
-        # Triton compiles its launchers when they are first used.
-        problem = "it needs a C compiler and Python's headers; install gcc and python3-dev"
-    return f"decoder=triton fails ({_in_one_line(problem)})"
 
 
 def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
-    """Checks that the fast path computes what the modules do, on a batch of a few frames.
+    """Checks that scan computes what the modules do, on a batch of a few frames.
 
-    If triton fails, the decoder uses scan from then on. If outputs or gradients still differ,
-    someone has changed a module, and the encoder or the decoder uses its modules. Nothing else of
-    the model changes.
+    It compares outputs, and the gradient of each parameter, in training and in evaluation mode. If
+    they differ, someone has changed a module, and the encoder or the decoder uses its modules.
+    Nothing else of the model changes.
 
     Returns:
         a note for each of the two that differs, or a single one on what the modules raise
@@ -82,58 +30,47 @@ def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
     Raises:
         RuntimeError: the modules or scan fail, perhaps for want of memory.
     """
+    parts = [p for p in (model.encoder, model.decoder) if p.implementation != "reference"]
     notes = []
-    chosen = {model.encoder: model.encoder.implementation}
-    chosen[model.decoder] = model.decoder.implementation
-    if chosen[model.decoder] == "auto":
-        decoder, reason = fastest_decoder(batch.mel.device)
-        chosen[model.decoder] = decoder
-        notes += [f"{reason}; training uses decoder=scan"] if reason else []
-    for part in chosen:
-        part.implementation = "reference"
-    expected = _results(model, batch)
-    if isinstance(expected, Exception):
-        if _may_be_memory(expected):
-            raise expected
-        reason = f"the model's modules raise {_in_one_line(expected)}"
-        return [*notes, f"{reason}; training uses them"]
-    for part, implementation in chosen.items():
-        part.implementation = implementation
-        problem = _difference(expected, _results(model, batch))
-        if problem and implementation == "triton" and part is model.decoder:
-            notes.append(fall_back_to_scan(part, problem))
-            problem = _difference(expected, _results(model, batch))
-        if isinstance(problem, Exception) and _may_be_memory(problem):
-            raise problem
-        if problem:
+    for training in (True, False):
+        for part in parts:
             part.implementation = "reference"
-            notes.append(
-                f"{type(part).__name__}: scan differs from its modules ({_in_one_line(problem)}); "
-                "training uses the modules, which is slower"
-            )
+        expected = _results(model, batch, training)
+        if isinstance(expected, Exception):
+            return [f"the model's modules raise {_in_one_line(expected)}"]
+        for part in parts:
+            part.implementation = "scan"
+            problem = _difference(expected, _results(model, batch, training))
+            if problem:
+                part.implementation = "reference"
+                reason = f"scan differs from its modules ({_in_one_line(problem)})"
+                notes.append(f"{type(part).__name__}: {reason}")
+        parts = [part for part in parts if part.implementation == "scan"]
     return notes
 
 
-def _results(model: nn.Module, batch: Any) -> dict[str, Tensor] | Exception:
-    """Returns outputs and gradients of the small weights, always with the same dropout; or the
-    error that the model raises."""
+def _results(model: nn.Module, batch: Any, training: bool) -> dict[str, Tensor] | Exception:
+    """Returns outputs and gradients, always with the same dropout; or the error that the model
+    raises, unless it may be one of memory."""
     device = batch.mel.device
     devices = [device] if device.type == "cuda" else []
+    weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
     try:
-        with torch.random.fork_rng(devices), preserved_buffers(model), _training_in_fp32(model):
+        with torch.random.fork_rng(devices), preserved_buffers(model), _fp32(model, training):
             torch.manual_seed(0)
             output = model(batch)
             results = {name: getattr(output, name) for name in ("mel", "gate", "alignment")}
             total = sum((x * x.detach().cos()).sum() for x in results.values())
-            weights = {name: p for name, p in model.named_parameters() if p.numel() < SMALL}
             # Within preserved_buffers: backward reads the buffers too.
             gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
     except Exception as error:  # a changed module may raise anything
+        if _may_be_memory(error):
+            raise
         return error.with_traceback(None)  # which holds tensors
     for name, gradient in zip(weights, gradients, strict=True):
         if gradient is not None:
             results[f"gradient of {name}"] = gradient
-    return results
+    return {name: value.detach() for name, value in results.items()}
 
 
 def _may_be_memory(error: Exception) -> bool:
@@ -144,16 +81,18 @@ def _may_be_memory(error: Exception) -> bool:
 
 
 @contextmanager
-def _training_in_fp32(model: nn.Module) -> Iterator[None]:
-    """Puts the model in training mode and fp32, where more than rounding errors stand out."""
+def _fp32(model: nn.Module, training: bool) -> Iterator[None]:
+    """Puts the model in this mode and in fp32, where more than rounding errors stand out."""
     before = model.training, model.training_dtype
-    model.train()
+    model.train(training)
     model.training_dtype = None
     try:
-        yield
+        # cuDNN has no backward of an LSTM in evaluation mode.
+        with torch.backends.cudnn.flags(enabled=training, allow_tf32=False):
+            yield
     finally:
-        training, model.training_dtype = before
-        model.train(training)
+        was_training, model.training_dtype = before
+        model.train(was_training)
 
 
 def _difference(

@@ -1,100 +1,43 @@
 """The fast teacher-forced decoder: recurrences over all frames, with hand-written backward.
 
 With teacher forcing, all input frames are known, so everything that does not depend on the
-previous step is a matrix product over many frames. Two recurrences remain:
+previous step is a matrix product over many frames. Two recurrences remain, each an
+``autograd.Function`` without parameters of its own:
 
     lstm     an LSTM with dropout of the state that it carries on (``nn.LSTM`` cannot do this)
     attend   an LSTM and location-sensitive attention, each feeding the other
 
-:func:`lstm` is the first alone, :func:`decode` the second and, on its outputs, the first. Both are
-an ``autograd.Function`` without parameters of its own. Forward saves the activated gates,
-cells, outputs and attention weights. Backward recomputes the attention energies, and turns the
-gates into coefficients of their derivatives, a few steps at a time. Its loop then computes only the
-gradients of the gates, in place. Each large weight gets its gradient from one product over all
-frames at the end.
+:func:`decode` is the second and, on its outputs, the first. Each has a loop forward and a loop
+backward, four classes whose ``run`` does a few consecutive steps on slices of the full tensors; on
+a GPU decoder.graphs runs them.
 
-The loops are in the four functions that return ``run``, which does a few consecutive steps on
-slices of the full tensors. decoder.triton has the same four for NVIDIA GPUs.
+Forward saves the activated gates, cells, outputs and attention weights. Backward recomputes the
+attention energies, and turns the gates into coefficients of their derivatives, a few steps at a
+time. Its loop then computes only the gradients of the gates, in place. Each large weight gets its
+gradient from one product over all frames at the end.
 
 Products with LSTM weights, and their gradients, use ``dtype``; everything else keeps its input's.
 
-Shapes: T steps (decoder frames or encoder characters), B clips, T_in characters, H LSTM units,
-E encoder features, A attention features, W characters in a location filter.
+Shapes: T steps (decoder frames or encoder characters), n of them in a call of ``run``, B clips,
+T_in characters, H LSTM units, E encoder features, A attention features, W characters in a location
+filter.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, repeat, zip_longest
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from decoder.products import adder, multiplier
+from decoder import graphs
+from decoder.graphs import STEPS
+from decoder.products import Product, weight_gradient
 
-STEPS = 8  # steps per call of run()
-# Steps whose inputs' part of the gates, or its gradient, is one product; and the steps between two
-# loops that run beside each other
-SEGMENT = 64
-
-
-class Loops(NamedTuple):
-    """Makes the ``run`` of each loop, from the tensors that all its steps read."""
-
-    lstm_forward: Callable[..., Callable[..., None]]
-    lstm_backward: Callable[..., Callable[..., None]]
-    attend_forward: Callable[..., Callable[..., None]]
-    attend_backward: Callable[..., Callable[..., None]]
-    beside: Callable[..., Callable[..., None]] | None = None  # makes one ``run`` of two
-
-
-class Constants(NamedTuple):
-    """What all steps of ``attend`` read."""
-
-    memory: Tensor  # (B, T_in, E)
-    keys: Tensor  # (B, T_in, A)
-    padding: Tensor  # (B, T_in) booleans
-    recurrent: Tensor  # (4H, H + E)
-    query: Tensor  # (A, H)
-    location: Tensor  # (A, 2, W)
-    v: Tensor  # (A,)
-
-
-class Saved(NamedTuple):
-    """What the forward of ``attend`` saves of n steps for backward, beside the gates."""
-
-    cell: Tensor  # (n + 1, B, H), the first row from before the first step
-    features: Tensor  # (n, B, H + E), hidden states and contexts after each step
-    past: Tensor  # (n + 1, B, 2, T_in + W - 1), weights and their sums before and after each step
-    mask: Tensor | None  # (n, B, H)
-
-
-class Gradients(NamedTuple):
-    """What the backward of ``attend`` writes, and the gradients of its outputs in n steps."""
-
-    gates: Tensor  # (n, B, 4H), at first the activated gates
-    query: Tensor  # (n, B, A), of the query's projection
-    next_gates: Tensor  # (B, 4H), of the step after these, and then of the first of these
-    cell: Tensor  # (B, H), from the steps after these, and then from these too
-    past: Tensor  # (B, 2, T_in), of the last weights and of their sum, in the same way
-    memory: Tensor  # this and the following: sums over all steps so far
-    keys: Tensor
-    location: Tensor
-    v: Tensor
-    features: Tensor | None  # (n, B, H + E), read; None: there is none
-    contexts: Tensor | None  # (n, B, E), read
-    weights: Tensor | None  # (n, B, T_in), read
-
-
-class Recomputed(NamedTuple):
-    """Attention of n steps that backward computes again, and its gradients on the way."""
-
-    weights: Tensor  # (n, B, T_in)
-    slopes: Tensor  # (n, B, T_in, A), of the scores by the energies
-    spread: Tensor  # (n, B, T_in, 2W), of the scores by the windows
-    d_features: Tensor  # (n, B, H + E), from the outputs; the steps add contexts'
-    d_scores: Tensor  # (n, B, T_in), written
+# In graphs, clips and characters are rounded up to multiples of these, so that shapes are few.
+B_MULTIPLE, T_IN_MULTIPLE = 8, 32
 
 
 def lstm(
@@ -117,8 +60,7 @@ def lstm(
     Returns:
         (T, B, H)
     """
-    inputs = (x, weight_ih, weight_hh, bias)
-    return _LSTM.apply(*inputs, mask, scale, dtype or x.dtype, _needs_grad(inputs))
+    return _LSTM.apply(x, weight_ih, weight_hh, bias, mask, scale, dtype or x.dtype)
 
 
 def decode(
@@ -132,11 +74,12 @@ def decode(
     query: Tensor,
     location: Tensor,
     v: Tensor,
-    *lstm_weights: Tensor,
+    lstm_ih: Tensor,
+    lstm_hh: Tensor,
+    lstm_bias: Tensor,
     masks: Sequence[Tensor | None] = (None, None),
     scales: tuple[float, float] = (1.0, 1.0),
     dtype: torch.dtype | None = None,
-    loops: Loops | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs an LSTM that reads the last context, attention with its output as the query, and an LSTM
     that reads both.
@@ -152,18 +95,37 @@ def decode(
         query: (A, H)
         location: (A, 2, W), filters over the last weights and over their sum so far
         v: (A,)
-        lstm_weights: those of the second LSTM, as for :func:`lstm`, with D = H + E
+        lstm_ih, lstm_hh, lstm_bias: the second LSTM's, as for :func:`lstm`, with D = H + E
         masks, scales: of the first and of the second LSTM, as for :func:`lstm`
         dtype: as for :func:`lstm`
-        loops: None: those of this file
 
     Returns:
         the second LSTM's hidden state (T, B, H); the context (T, B, E); the attention weights
         (T, B, T_in)
     """
-    inputs = (x, memory, keys, weight_ih, recurrent, bias, query, location, v, *lstm_weights)
-    options = padding, *masks, scales, dtype or x.dtype, loops or LOOPS, _needs_grad(inputs)
-    return _Decode.apply(*inputs, *options)
+    B, T_in, _ = memory.shape
+    if graphs.usable(x.device):
+        x, memory, keys, padding, masks = _rounded_up(x, memory, keys, padding, masks)
+    features, context, weights = _Attend.apply(
+        x, memory, keys, padding, weight_ih, recurrent, bias, query, location, v,
+        masks[0], scales[0], dtype or x.dtype,
+    )  # fmt: skip
+    hidden = lstm(features, lstm_ih, lstm_hh, lstm_bias, masks[1], scales[1], dtype)
+    return hidden[:, :B], context[:, :B], weights[:, :B, :T_in]
+
+
+def _rounded_up(
+    x: Tensor, memory: Tensor, keys: Tensor, padding: Tensor, masks: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor | None]]:
+    """Adds empty clips and padding, so that B and T_in are multiples."""
+    B, T_in, _ = memory.shape
+    n_clips, n_characters = -B % B_MULTIPLE, -T_in % T_IN_MULTIPLE
+    memory, keys = (F.pad(m, (0, 0, 0, n_characters, 0, n_clips)) for m in (memory, keys))
+    padding = F.pad(padding, (0, n_characters), value=True)
+    # Attention must be able to look somewhere: the softmax of nothing is no number.
+    padding = F.pad(padding, (0, 0, 0, n_clips), value=False)
+    x, *masks = (y if y is None else F.pad(y, (0, 0, 0, n_clips)) for y in (x, *masks))
+    return x, memory, keys, padding, masks
 
 
 # The LSTM
@@ -171,278 +133,317 @@ def decode(
 
 class _LSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, weight_ih, weight_hh, bias, mask, scale, dtype, save) -> Tensor:
+    def forward(ctx: Any, x, weight_ih, weight_hh, bias, mask, scale, dtype) -> Tensor:
+        (T, B, _), H = x.shape, weight_hh.size(1)
         weight_ih, weight_hh = weight_ih.to(dtype), weight_hh.to(dtype)
-        hidden = _first_zero(x, weight_hh.size(1))
-        gates, cell = _room(x, weight_hh.size(1), save)
-        run = _lstm_forward(weight_hh, x.size(1), scale)
-        for tensors in _chunks(x, weight_ih, bias, gates, cell, [hidden], mask):
-            run(*tensors)
-        if save:
-            ctx.save_for_backward(x, weight_ih, weight_hh, mask, gates, cell, hidden)
-            ctx.scale = scale
+        gates = Product(weight_ih, T * B)(x, bias).to(x.dtype)  # (T, B, 4H), the inputs' part
+        cell, hidden = _states(x, H), _states(x, H)  # (T + 1, B, H)
+        loop = graphs.on_device(LSTMForward(weight_hh, B, scale), x.device)
+        for t in range(0, T, STEPS):
+            steps, after = slice(t, t + STEPS), slice(t, t + STEPS + 1)  # one from before step t
+            loop.run(gates[steps], cell[after], hidden[after], _steps(mask, t))
+        ctx.save_for_backward(x, weight_ih, weight_hh, mask, gates, cell, hidden)
+        ctx.scale = scale
         return hidden[1:]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_hidden: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_ih, weight_hh, mask, gates, cell, hidden = ctx.saved_tensors
+        T, B, _ = x.shape
         d_gates = gates.clone() if _may_run_again() else gates
-        run = _lstm_backward(weight_hh, x.size(1), ctx.scale)
-        for tensors in _lstm_backward_chunks(d_gates, cell, mask, d_hidden):
-            run(*tensors)
+        d_next, d_cell = torch.zeros_like(gates[0]), torch.zeros_like(cell[0])
+        loop = graphs.on_device(LSTMBackward(weight_hh, B, ctx.scale), x.device)
+        for t in reversed(range(0, T, STEPS)):
+            steps, after = slice(t, t + STEPS), slice(t, t + STEPS + 1)
+            loop.run(d_gates[steps], d_next, d_cell, cell[after], d_hidden[steps], _steps(mask, t))
         d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(weight_hh.dtype)
-        d_x, d_weight_ih = _input_gradients(ctx, d_gates, x, weight_ih)
-        d_weight_hh = _weight_gradient(d_gates, hidden[:-1])
-        return d_x, d_weight_ih, d_weight_hh, d_bias, *[None] * 4
+        d_x = Product(weight_ih.t(), T * B)(d_gates).to(x.dtype)  # (T, B, D)
+        d_weight_ih = weight_gradient(d_gates, x)  # (4H, D)
+        d_weight_hh = weight_gradient(d_gates, hidden[:-1])  # (4H, H)
+        return d_x, d_weight_ih, d_weight_hh, d_bias, None, None, None
 
 
-def _lstm_backward_chunks(
-    d_gates: Tensor, cell: Tensor, mask: Tensor | None, d_hidden: Tensor
-) -> Iterator[tuple[Tensor | None, ...]]:
-    """Yields the arguments of ``run`` for STEPS steps at a time, from the last."""
-    d_next, d_cell = torch.zeros_like(d_gates[0]), torch.zeros_like(cell[0])
-    for t in reversed(range(0, len(d_gates), STEPS)):
-        tensors = cell[t : t + STEPS + 1], _slice(mask, t), _slice(d_hidden, t)
-        yield d_gates[t : t + STEPS], d_next, d_cell, *tensors
+@dataclass(eq=False)
+class LSTMForward:
+    """Steps of an LSTM."""
 
+    weight_hh: Tensor  # (4H, H)
+    B: int
+    scale: float
+    n_written = 3
 
-def _lstm_forward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None]:
-    recur = multiplier(weight_hh, B)
+    def __post_init__(self) -> None:
+        self.recur = Product(self.weight_hh, self.B)
 
-    def run(gates: Tensor, cell: Tensor, hidden: Tensor, mask: Tensor | None) -> None:
-        """Activates gates (n, B, 4H), which hold the inputs' part. The first row of cell and
-        hidden (n + 1, B, H) is given; the others are written."""
-        masks = _scaled(mask, scale, hidden)
+    def run(self, gates: Tensor, cell: Tensor, hidden: Tensor, mask: Tensor | None) -> None:
+        """Activates gates (n, B, 4H), which hold the inputs' part. The first row of cell and hidden
+        (n + 1, B, H) is from before the first step; the others are written."""
+        masks = _scaled(mask, self.scale, hidden)
         for t, gate in enumerate(gates):
-            _cell(gate, recur(hidden[t]), cell[t], cell[t + 1], hidden[t + 1], masks[t])
-
-    return run
+            _cell(gate, self.recur(hidden[t]), cell[t], cell[t + 1], hidden[t + 1], masks[t])
 
 
-def _lstm_backward(weight_hh: Tensor, B: int, scale: float) -> Callable[..., None]:
-    add_recurrent = adder(weight_hh.t(), B)
+@dataclass(eq=False)
+class LSTMBackward:
+    """The backward of LSTMForward, from the last step to the first."""
+
+    weight_hh: Tensor  # (4H, H)
+    B: int
+    scale: float
+    n_written = 3
+
+    def __post_init__(self) -> None:
+        self.recur = Product(self.weight_hh.t(), self.B)
 
     def run(
+        self,
         d_gates: Tensor,
         d_next: Tensor,
         d_cell: Tensor,
         cell: Tensor,
-        mask: Tensor | None,
         d_output: Tensor,
+        mask: Tensor | None,
     ) -> None:
-        """Turns activated gates (n, B, 4H) into their gradients. ``d_next`` (B, 4H) and ``d_cell``
-        (B, H) hold the gradients from the steps after these, and then from these."""
-        through, keep = _coefficients(d_gates, cell, mask, scale)
-        after = d_next
+        """Turns activated gates into their gradients.
+
+        Args:
+            d_gates: (n, B, 4H), at first the activated gates
+            d_next: (B, 4H), d_gates of the step after these; at the end, of the first of these
+            d_cell: (B, H), the cell's gradient from the steps after these; at the end, from all
+            cell: (n + 1, B, H), as forward left them
+            d_output: (n, B, H), gradients of the hidden states from all that is no recurrence
+            mask: (n, B, H)
+        """
+        through, keep = _coefficients(d_gates, cell, mask, self.scale)
+        d_gate = d_next
         for t in reversed(range(len(d_gates))):
-            d_hidden = add_recurrent(d_output[t], after, in_place=False)
-            after = d_gates[t]
-            _cell_backward(after, d_hidden, d_cell, through[t], keep[t])
-        d_next.copy_(after)
-
-    return run
+            d_hidden = self.recur.plus(d_gate, d_output[t])  # (B, H)
+            d_gate = d_gates[t]
+            _cell_backward(d_gate, d_hidden, d_cell, through[t], keep[t])
+        d_next.copy_(d_gate)
 
 
-# The decoder: an LSTM with attention, and another LSTM
+# The LSTM with attention
 
 
-class _Decode(torch.autograd.Function):
+class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x, memory, keys, weight_ih, recurrent, bias, query, location, v, lstm_ih, lstm_hh,
-        lstm_bias, padding, mask, lstm_mask, scales, dtype, loops, save,
+        ctx: Any, x, memory, keys, padding, weight_ih, recurrent, bias, query, location, v, mask,
+        scale, dtype,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        (T, B, _), (_, T_in, E), H = x.shape, memory.shape, query.size(1)
         weight_ih, recurrent = weight_ih.to(dtype), recurrent.to(dtype)
-        lstm_ih, lstm_hh = lstm_ih.to(dtype), lstm_hh.to(dtype)
-        (T, B, _), T_in, H, margin = x.shape, memory.size(1), query.size(1), location.size(2) // 2
-        features = _first_zero(x, recurrent.size(1))
-        hidden = _first_zero(x, lstm_hh.size(1))
+        gates = Product(weight_ih, T * B)(x, bias).to(x.dtype)  # (T, B, 4H), the inputs' part
+        cell, features = _states(x, H), _states(x, H + E)  # (T + 1, B, H), (T + 1, B, H + E)
+        loop = AttendForward(memory, keys, padding, recurrent, query, location, v, scale)
+        margin = loop.margin
         # Attention weights and their sums so far, with a margin for the filters on both sides.
         past = x.new_zeros(T + 1, B, 2, T_in + 2 * margin)
-        gates, cell = _room(x, H, save)
-        lstm_gates, lstm_cell = _room(x, lstm_hh.size(1), save)
-        constants = Constants(memory, keys, padding, recurrent, query, location, v)
-        _run_both(
-            loops,
-            loops.attend_forward(constants, scales[0]),
-            _chunks(x, weight_ih, bias, gates, cell, [features, past], mask),
-            loops.lstm_forward(lstm_hh, B, scales[1]),
-            _chunks(features[1:], lstm_ih, lstm_bias, lstm_gates, lstm_cell, [hidden], lstm_mask),
-            T,
-        )
-        if save:
-            of_lstm = lstm_ih, lstm_hh, lstm_mask, lstm_gates, lstm_cell, hidden
-            ctx.save_for_backward(
-                x, weight_ih, *constants, mask, gates, cell, features, past, *of_lstm
-            )
-            ctx.options = scales, loops
-            ctx.set_materialize_grads(False)
-        return hidden[1:], features[1:, :, H:], past[1:, :, 0, margin : margin + T_in]
+        loop = graphs.on_device(loop, x.device)
+        for t in range(0, T, STEPS):
+            steps, after = slice(t, t + STEPS), slice(t, t + STEPS + 1)  # one from before step t
+            loop.run(gates[steps], cell[after], features[after], past[after], _steps(mask, t))
+        ctx.save_for_backward(
+            x, memory, keys, padding, weight_ih, recurrent, query, location, v, mask, gates, cell,
+            features, past,
+        )  # fmt: skip
+        ctx.scale = scale
+        return features[1:], features[1:, :, H:], past[1:, :, 0, margin : margin + T_in]
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any,
-        d_hidden: Tensor | None,
-        d_contexts: Tensor | None,
-        d_weights: Tensor | None,
+        ctx: Any, d_features: Tensor, d_context: Tensor, d_weights: Tensor
     ) -> tuple[Tensor | None, ...]:
-        x, weight_ih, *constants, mask, gates, cell, features, past = ctx.saved_tensors[:-6]
-        lstm_ih, lstm_hh, lstm_mask, lstm_gates, lstm_cell, hidden = ctx.saved_tensors[-6:]
-        constants, (scales, loops) = Constants(*constants), ctx.options
-        (T, B, _), (A, H) = x.shape, constants.query.shape
-        d_gates, d_lstm_gates = (
-            tensor.clone() if _may_run_again() else tensor for tensor in (gates, lstm_gates)
-        )
-        d_query = x.new_empty(T, B, A)
-        d_past = x.new_zeros(B, 2, constants.memory.size(1))
-        carried = torch.zeros_like(gates[0]), torch.zeros_like(cell[0]), d_past
-        sums = d_memory, d_keys, d_location, d_v = [
-            torch.zeros_like(tensor)
-            for tensor in (constants.memory, constants.keys, constants.location, constants.v)
-        ]
+        (
+            x, memory, keys, padding, weight_ih, recurrent, query, location, v, mask, gates, cell,
+            features, past,
+        ) = ctx.saved_tensors  # fmt: skip
+        (T, B, _), T_in, H = x.shape, memory.size(1), query.size(1)
+        d_gates = gates.clone() if _may_run_again() else gates
+        hidden = features[1:, :, :H]  # (T, B, H)
+        projected = F.linear(hidden, query)  # (T, B, A)
+        d_projected = torch.empty_like(projected)
+        d_features = d_features.clone()  # the loop adds the recurrence's part and attention's
+        d_features[..., H:] += d_context
+        # From the steps after these: of gates, cell, and attention weights and their sum.
+        d_next, d_cell = torch.zeros_like(gates[0]), torch.zeros_like(cell[0])
+        d_past = x.new_zeros(B, 2, T_in)
+        # Sums over steps
+        d_keys, d_location, d_v = map(torch.zeros_like, (keys, location, v))
 
-        def chunks() -> Iterator[tuple[Tensor | None, ...]]:
-            multiply = multiplier(lstm_ih.t(), SEGMENT * B)
-            for start in reversed(range(0, T, SEGMENT)):
-                d_features = multiply(d_lstm_gates[start : start + SEGMENT]).to(x.dtype)
-                for i in reversed(range(0, len(d_features), STEPS)):
-                    t = start + i
-                    yield (
-                        *(d_gates[t : t + STEPS], d_query[t : t + STEPS], *carried, *sums),
-                        *(_slice(d_features, i), _slice(d_contexts, t), _slice(d_weights, t)),
-                        *(cell[t : t + STEPS + 1], features[t + 1 : t + STEPS + 1]),
-                        *(past[t : t + STEPS + 1], _slice(mask, t)),
-                    )
+        loop = AttendBackward(memory, keys, padding, recurrent, query, location, v, ctx.scale)
+        margin = loop.margin
+        loop = graphs.on_device(loop, x.device)
+        for t in reversed(range(0, T, STEPS)):
+            steps, after = slice(t, t + STEPS), slice(t, t + STEPS + 1)
+            loop.run(
+                d_gates[steps], d_projected[steps], d_features[steps], d_next, d_cell, d_past,
+                d_keys, d_location, d_v, cell[after], past[after], projected[steps],
+                d_weights[steps], _steps(mask, t),
+            )  # fmt: skip
 
-        if d_hidden is None:
-            d_hidden = torch.zeros_like(hidden[1:])
-        _run_both(
-            loops,
-            loops.lstm_backward(lstm_hh, B, scales[1]),
-            _lstm_backward_chunks(d_lstm_gates, lstm_cell, lstm_mask, d_hidden),
-            loops.attend_backward(constants, scales[0]),
-            chunks(),
-            T,
-        )
-        d_bias, d_lstm_bias = d_gates.sum((0, 1)), d_lstm_gates.sum((0, 1))
-        d_gates, d_lstm_gates = d_gates.to(lstm_hh.dtype), d_lstm_gates.to(lstm_hh.dtype)
-        d_x, d_weight_ih = _input_gradients(ctx, d_gates, x, weight_ih)
-        d_recurrent = _weight_gradient(d_gates, features[:-1])
-        d_weight_query = _weight_gradient(d_query, features[1:, :, :H])
-        d_lstm_ih = _weight_gradient(d_lstm_gates, features[1:])
-        d_lstm_hh = _weight_gradient(d_lstm_gates, hidden[:-1])
+        d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(recurrent.dtype)
+        d_x = Product(weight_ih.t(), T * B)(d_gates).to(x.dtype)  # (T, B, D)
+        d_weight_ih = weight_gradient(d_gates, x)  # (4H, D)
+        d_recurrent = weight_gradient(d_gates, features[:-1])  # (4H, H + E)
+        d_query = weight_gradient(d_projected, hidden)  # (A, H)
+        weights = past[1:, :, 0, margin : margin + T_in]  # (T, B, T_in)
+        d_memory = torch.bmm(weights.permute(1, 2, 0), d_features[..., H:].transpose(0, 1))
         return (
-            *(d_x, d_memory, d_keys, d_weight_ih, d_recurrent, d_bias, d_weight_query, d_location),
-            *(d_v, d_lstm_ih, d_lstm_hh, d_lstm_bias, *[None] * 7),
-        )
+            d_x, d_memory, d_keys, None, d_weight_ih, d_recurrent, d_bias, d_query, d_location, d_v,
+            None, None, None,
+        )  # fmt: skip
 
 
-def _attend_forward(constants: Constants, scale: float) -> Callable[..., None]:
-    memory, keys, padding, recurrent, query, location, v = constants
-    (B, T_in, E), H, margin = memory.shape, query.size(1), location.size(2) // 2
-    recur, project = multiplier(recurrent, B), multiplier(query, B)
-    add_location, flat_keys = adder(location.flatten(1), B * T_in), keys.flatten(0, 1)
-    excluded = torch.zeros_like(memory[..., 0]).masked_fill_(padding, -torch.inf).flatten()
+@dataclass(eq=False)
+class Attend:
+    """What all steps of attention read."""
+
+    memory: Tensor  # (B, T_in, E)
+    keys: Tensor  # (B, T_in, A)
+    padding: Tensor  # (B, T_in) booleans
+    recurrent: Tensor  # (4H, H + E)
+    query: Tensor  # (A, H)
+    location: Tensor  # (A, 2, W)
+    v: Tensor  # (A,)
+    scale: float
+
+    def __post_init__(self) -> None:
+        self.margin = self.location.size(2) // 2  # what a filter sees on either side
+
+
+class AttendForward(Attend):
+    """Steps of an LSTM and of attention."""
+
+    n_written = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        B, T_in, _ = self.memory.shape
+        self.recur, self.project = Product(self.recurrent, B), Product(self.query, B)
+        self.locate = Product(self.location.flatten(1), B * T_in)
 
     def run(
-        gates: Tensor, cell: Tensor, features: Tensor, past: Tensor, mask: Tensor | None
+        self, gates: Tensor, cell: Tensor, features: Tensor, past: Tensor, mask: Tensor | None
     ) -> None:
-        """Activates gates (n, B, 4H), which hold the inputs' part. The first row of the cell
-        (n + 1, B, H), of hidden state and context (n + 1, B, H + E), and of the past (weights
-        and their sum, n + 1, B, 2, T_in + W - 1) is given; the others are written."""
-        weights, sums = past[..., margin : margin + T_in].unbind(2)  # (n + 1, B, T_in)
-        masks = _scaled(mask, scale, features)
+        """Activates gates (n, B, 4H), which hold the inputs' part. The first row of cell
+        (n + 1, B, H), of hidden state and context (n + 1, B, H + E), and of weights and their sum
+        (n + 1, B, 2, T_in + W - 1) is from before the first step; the others are written."""
+        (B, T_in, E), H = self.memory.shape, self.query.size(1)
+        weights, sums = past[..., self.margin : self.margin + T_in].unbind(2)  # (n + 1, B, T_in)
+        keys = self.keys.flatten(0, 1)  # (B * T_in, A)
+        # Here rather than once for all steps, so that a graph computes it again for each batch.
+        excluded = torch.zeros_like(weights[0]).masked_fill_(self.padding, -torch.inf).flatten()
+        masks = _scaled(mask, self.scale, features)
         for t, gate in enumerate(gates):
             hidden, context = features[t + 1].split([H, E], 1)
-            _cell(gate, recur(features[t]), cell[t], cell[t + 1], hidden, masks[t])
-            energies = add_location(flat_keys, _windows(past[t], T_in), in_place=False)
-            energies.view(B, T_in, -1).add_(project(hidden)[:, None])
-            scores = torch.addmv(excluded, _tanh_(energies), v).view(B, T_in)
+            _cell(gate, self.recur(features[t]), cell[t], cell[t + 1], hidden, masks[t])
+            energies = self.locate.plus(_windows(past[t], T_in), keys)  # (B * T_in, A)
+            energies.view(B, T_in, -1).add_(self.project(hidden)[:, None])
+            scores = torch.addmv(excluded, _tanh_(energies), self.v).view(B, T_in)
             weights[t + 1] = torch.softmax(scores, 1)
             torch.add(sums[t], weights[t + 1], out=sums[t + 1])
-            context.copy_(torch.bmm(weights[t + 1][:, None], memory)[:, 0])
-
-    return run
+            context.copy_(torch.bmm(weights[t + 1][:, None], self.memory)[:, 0])
 
 
-def attend_backward(
-    constants: Constants, scale: float, make_steps: Callable[..., Callable[..., None]] | None = None
-) -> Callable[..., None]:
-    """Makes the ``run`` of backward; ``make_steps`` makes what :func:`_attend_backward_steps`, the
-    default, makes."""
-    memory, keys, _, recurrent, query, location, v = constants
-    (B, T_in, _), (A, H), margin = memory.shape, query.shape, location.size(2) // 2
-    filters = location.flatten(1)  # (A, 2W)
-    locate = multiplier(filters, STEPS * B * T_in)
-    unlocate = multiplier(filters.t(), STEPS * B * T_in)
-    steps = (make_steps or _attend_backward_steps)(memory, recurrent, query, margin)
+class AttendBackward(Attend):
+    """The backward of AttendForward, from the last step to the first."""
 
-    def run(*tensors: Tensor | None) -> None:
-        """Adds n steps to gradients; the arguments are those of Gradients and then of Saved."""
-        gradients, saved = Gradients(*tensors[:12]), Saved(*tensors[12:])
-        # The energies, tanh(...) @ v, again; and their derivatives, without the softmax.
-        n, features = len(saved.features), saved.features
-        windows = _windows(saved.past[:n], T_in)  # (n * B * T_in, 2W)
-        tanh = locate(windows).view(n, B, T_in, A).add_(keys)
-        _tanh_(tanh.add_(F.linear(features[..., :H], query)[:, :, None]))
-        slopes = torch.addcmul(v, tanh * v, tanh, value=-1)  # (n, B, T_in, A)
+    n_written = 9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        B, T_in, _ = self.memory.shape
+        self.recur, self.project = Product(self.recurrent.t(), B), Product(self.query.t(), B)
+        filters = self.location.flatten(1)  # (A, 2W)
+        self.locate = Product(filters, STEPS * B * T_in)
+        self.spread = Product(filters.t(), STEPS * B * T_in)
+
+    def run(
+        self,
+        d_gates: Tensor,
+        d_projected: Tensor,
+        d_features: Tensor,
+        d_next: Tensor,
+        d_cell: Tensor,
+        d_past: Tensor,
+        d_keys: Tensor,
+        d_location: Tensor,
+        d_v: Tensor,
+        cell: Tensor,
+        past: Tensor,
+        projected: Tensor,
+        d_weights: Tensor,
+        mask: Tensor | None,
+    ) -> None:
+        """Turns activated gates into their gradients.
+
+        Args:
+            d_gates: (n, B, 4H), at first the activated gates
+            d_projected: (n, B, A), written: gradients of the queries' projections
+            d_features: (n, B, H + E), gradients of hidden states and contexts from all that is no
+                recurrence and no attention; at the end, from all
+            d_next: (B, 4H), d_gates of the step after these; at the end, of the first of these
+            d_cell: (B, H), the cell's gradient from the steps after these; at the end, from all
+            d_past: (B, 2, T_in), of the weights and of their sum, in the same way
+            d_keys, d_location, d_v: gradients, to which those of these steps are added
+            cell, past: as forward left them
+            projected: (n, B, A), the queries' projections
+            d_weights: (n, B, T_in), gradients of the attention weights that were returned
+            mask: (n, B, H)
+        """
+        n, T_in, (A, H) = len(d_gates), self.keys.size(1), self.query.shape
+        windows, tanh, slopes = self._energies(past[:n], projected)
+        spread = self.spread(slopes)  # (n, B, T_in, 2W), of the scores by the windows
         # (n, B, T_in). PyTorch 2.4's softmax gradient is wrong for what is not contiguous.
-        weights = saved.past[1:, :, 0, margin : margin + T_in].contiguous()
-        # Gradients of hidden states and contexts, from everything that used them.
-        d_features = gradients.features
-        d_features = torch.zeros_like(features) if d_features is None else d_features.clone()
-        if gradients.contexts is not None:
-            d_features[..., H:] += gradients.contexts
-        d_scores = weights.new_empty(weights.shape)
-        recomputed = Recomputed(weights, slopes, unlocate(slopes), d_features, d_scores)
-        steps(gradients, saved, recomputed, scale)
-        d_contexts = d_features[..., H:].transpose(0, 1)  # (B, n, E)
-        gradients.memory.baddbmm_(weights.permute(1, 2, 0), d_contexts)
-        gradients.v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
-        d_energies = slopes.mul_(d_scores[..., None])
-        gradients.keys.add_(d_energies.sum(0))
-        gradients.location.add_((d_energies.view(-1, A).t() @ windows).view_as(location))
+        weights = past[1:, :, 0, self.margin : self.margin + T_in].contiguous()
+        d_scores = torch.empty_like(weights)
+        d_windows, diagonals = _overlaid_windows(self.memory, self.margin)
 
-    return run
-
-
-def _attend_backward_steps(
-    memory: Tensor, recurrent: Tensor, query: Tensor, margin: int
-) -> Callable[..., None]:
-    B, H = len(memory), query.size(1)
-    add_recurrent, add_query = adder(recurrent.t(), B), adder(query.t(), B)
-    d_windows, diagonals = _overlaid_windows(memory, margin)
-    # Of weights and their sum: gradients of a sum go on to the steps before.
-    is_sum = torch.arange(2, dtype=memory.dtype, device=memory.device)[:, None]
-
-    def steps(gradients: Gradients, saved: Saved, recomputed: Recomputed, scale: float) -> None:
-        """Writes the gradients of gates and query, those that are carried on to earlier steps, and
-        ``d_scores``; completes the contexts' part of ``d_features``."""
-        d_gates, d_past = gradients.gates, gradients.past
-        through, keep = _coefficients(d_gates, saved.cell, saved.mask, scale)
-        after = gradients.next_gates
-        for t in reversed(range(len(d_gates))):
-            add_recurrent(recomputed.d_features[t], after)
-            d_hidden, d_context = recomputed.d_features[t].tensor_split([H], 1)
+        through, keep = _coefficients(d_gates, cell, mask, self.scale)
+        d_gate = d_next
+        for t in reversed(range(n)):
+            self.recur.plus(d_gate, d_features[t], out=d_features[t])
+            d_hidden, d_context = d_features[t].tensor_split([H], 1)  # (B, H), (B, E)
+            # The weights gave the context, the next step's energies and all later sums.
+            d_past[:, 0] += d_weights[t]
             d_weight = d_past.sum(1, keepdim=True)
-            d_weight = torch.baddbmm(d_weight, d_context[:, None], memory.transpose(1, 2))[:, 0]
-            if gradients.weights is not None:
-                d_weight += gradients.weights[t]
-            d_score = recomputed.d_scores[t]
+            d_weight = torch.baddbmm(d_weight, d_context[:, None], self.memory.mT)[:, 0]
+            d_score = d_scores[t]  # (B, T_in)
             torch.ops.aten._softmax_backward_data.out(
-                d_weight, recomputed.weights[t], 1, d_weight.dtype, grad_input=d_score
+                d_weight, weights[t], 1, d_weight.dtype, grad_input=d_score
             )
-            torch.bmm(d_score[:, None], recomputed.slopes[t], out=gradients.query[t][:, None])
-            add_query(d_hidden, gradients.query[t])
-            torch.mul(recomputed.spread[t], d_score[:, :, None], out=d_windows)
-            torch.addcmul(diagonals.sum(3), d_past, is_sum, out=d_past)
-            after = d_gates[t]
-            _cell_backward(after, d_hidden, gradients.cell, through[t], keep[t])
-        gradients.next_gates.copy_(after)
+            torch.bmm(d_score[:, None], slopes[t], out=d_projected[t][:, None])
+            self.project.plus(d_projected[t], d_hidden, out=d_hidden)
+            # To the weights and the sum of the step before, through this step's windows.
+            torch.mul(spread[t], d_score[:, :, None], out=d_windows)
+            d_past[:, 0].zero_()
+            d_past += diagonals.sum(3)
+            d_gate = d_gates[t]
+            _cell_backward(d_gate, d_hidden, d_cell, through[t], keep[t])
+        d_next.copy_(d_gate)
 
-    return steps
+        d_v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
+        d_energies = slopes.mul_(d_scores[..., None])  # (n, B, T_in, A)
+        d_keys.add_(d_energies.sum(0))
+        d_location.add_((d_energies.view(-1, A).t() @ windows).view_as(d_location))
+
+    def _energies(self, past: Tensor, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Computes again what attention saw and made of it, of n steps.
+
+        Returns:
+            the filters' windows (n * B * T_in, 2W); tanh (n, B, T_in, A), whose product with v are
+            the scores; the scores' derivatives by what tanh was applied to, (n, B, T_in, A)
+        """
+        n, B, A = projected.shape
+        T_in = self.keys.size(1)
+        windows = _windows(past, T_in)
+        tanh = self.locate(windows).view(n, B, T_in, A).add_(self.keys)
+        _tanh_(tanh.add_(projected[:, :, None]))
+        return windows, tanh, torch.addcmul(self.v, tanh * self.v, tanh, value=-1)
 
 
 # The LSTM cell
@@ -468,13 +469,12 @@ def _cell(
         return
     gate += recurrent
     i, f, g, o = gate.chunk(4, 1)
-    gate[:, : 2 * i.size(1)].sigmoid_()
-    _tanh_(g)
-    o.sigmoid_()
+    g.mul_(2)  # its tanh by sigmoid, as in _tanh_
+    gate.sigmoid_()
+    g.mul_(2).sub_(1)
     torch.mul(f, before, out=after)
     after.addcmul_(i, g)
-    hidden.copy_(after)
-    _tanh_(hidden).mul_(o)
+    torch.mul(after, 2, out=hidden).sigmoid_().mul_(2).sub_(1).mul_(o)
     if mask is not None:
         hidden.mul_(mask)
 
@@ -492,11 +492,8 @@ def _coefficients(
     """
     i, f, g, o = gates.chunk(4, 2)
     tanh = _tanh_(cell[1:].clone())
-    if mask is not None:
-        tanh_out = tanh * mask * scale
-        out = o * mask * scale
-    else:
-        tanh_out, out = tanh, o
+    kept = 1 if mask is None else mask.to(o.dtype).mul_(scale)
+    tanh_out, out = tanh * kept, o * kept
     through = out.addcmul(out * tanh, tanh, value=-1)
     keep = f.clone()
     slope_i, slope_g = i * g, i.addcmul(i * g, g, value=-1)
@@ -523,9 +520,8 @@ def _cell_backward(
 
 def _windows(past: Tensor, T_in: int) -> Tensor:
     """Returns the filters' windows (... * B * T_in, 2W) over ``past`` (..., B, 2, T_in + W - 1)."""
-    past = past.contiguous()
     W = past.size(-1) - T_in + 1
-    windows = past.unfold(-1, W, 1)  # (..., B, 2, T_in, W)
+    windows = past.contiguous().unfold(-1, W, 1)  # (..., B, 2, T_in, W)
     return windows.transpose(-2, -3).reshape(-1, 2 * W)
 
 
@@ -541,89 +537,18 @@ def _overlaid_windows(memory: Tensor, margin: int) -> tuple[Tensor, Tensor]:
     return d_windows, padded.as_strided((B, 2, T_in, W), strides, W - 1)
 
 
-# Products
+# Slices, masks and functions
 
 
-def _input_gradients(
-    ctx: Any, d_gates: Tensor, x: Tensor, weight_ih: Tensor
-) -> tuple[Tensor | None, Tensor]:
-    rows = d_gates.size(0) * d_gates.size(1)
-    d_x = None
-    if ctx.needs_input_grad[0]:
-        d_x = multiplier(weight_ih.t(), rows)(d_gates).to(x.dtype)
-    return d_x, _weight_gradient(d_gates, x)
-
-
-def _weight_gradient(d_output: Tensor, x: Tensor) -> Tensor:
-    """Returns (N, K) of (T, B, N) and (T, B, K), multiplied in the dtype of the first."""
-    product = d_output.flatten(0, 1).t() @ x.flatten(0, 1).to(d_output.dtype)
-    return product.to(x.dtype)
-
-
-# Loops
-
-
-def _first_zero(x: Tensor, size: int) -> Tensor:
+def _states(x: Tensor, size: int) -> Tensor:
     """Allocates (T + 1, B, size), whose row t + 1 is that after step t; the first is zero."""
     states = x.new_empty(len(x) + 1, x.size(1), size)
     states[0] = 0
     return states
 
 
-def _room(x: Tensor, H: int, save: bool) -> tuple[Tensor, Tensor]:
-    """Allocates gates (n, B, 4H) and cells (n + 1, B, H), the first row zero: n is T if backward
-    needs them, otherwise at most SEGMENT."""
-    gates = x.new_empty(len(x) if save else min(len(x), SEGMENT), x.size(1), 4 * H)
-    return gates, _first_zero(gates, H)
-
-
-def _chunks(
-    x: Tensor,
-    weight_ih: Tensor,
-    bias: Tensor,
-    gates: Tensor,
-    cell: Tensor,
-    states: Sequence[Tensor],
-    mask: Tensor | None,
-) -> Iterator[tuple[Tensor | None, ...]]:
-    """Yields the arguments of ``run`` for STEPS steps at a time: gates, with the inputs' part, and
-    cells; states, one row more than steps; the mask. Reads x (T, B, D) a SEGMENT at a time."""
-    multiply = multiplier(weight_ih, SEGMENT * x.size(1))
-    for start in range(0, len(x), SEGMENT):
-        part = multiply(x[start : start + SEGMENT], bias)
-        first = start if len(gates) == len(x) else 0
-        if start and not first:
-            cell[0] = cell[SEGMENT]
-        gates[first : first + len(part)] = part
-        for i in range(0, len(part), STEPS):
-            n, here, t = min(STEPS, len(part) - i), first + i, start + i
-            rows = (state[t : t + n + 1] for state in states)
-            yield gates[here : here + n], cell[here : here + n + 1], *rows, _slice(mask, t)
-
-
-def _run_both(
-    loops: Loops,
-    first: Callable[..., None],
-    chunks: Iterable[tuple],
-    second: Callable[..., None],
-    later_chunks: Iterable[tuple],
-    T: int,
-) -> None:
-    """Runs two loops, of which the second reads what the first wrote: if ``loops`` can, beside each
-    other, the second a SEGMENT behind; otherwise one after the other. Each ``run`` is called in one
-    go, the first's, that of both, the second's: their buffers may share memory."""
-    both = loops.beside and loops.beside(first, second)
-    later_chunks = chain(repeat(None, -(-(SEGMENT if both else T) // STEPS)), later_chunks)
-    for here, later in zip_longest(chunks, later_chunks):
-        if here and later:
-            both(*here, *later)
-        elif here:
-            first(*here)
-        elif later:
-            second(*later)
-
-
-def _slice(tensor: Tensor | None, t: int) -> Tensor | None:
+def _steps(tensor: Tensor | None, t: int) -> Tensor | None:
+    """Returns the rows of STEPS steps from step t."""
     return None if tensor is None else tensor[t : t + STEPS]
 
 
@@ -637,14 +562,7 @@ def _tanh_(x: Tensor) -> Tensor:
     return x.tanh_() if x.is_cuda else x.mul_(2).sigmoid_().mul_(2).sub_(1)
 
 
-def _needs_grad(inputs: tuple[Tensor, ...]) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-
-
 def _may_run_again() -> bool:
     """Says if backward may run again (``retain_graph``) and must not overwrite saved tensors."""
     keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return keeps_graph is None or keeps_graph()
-
-
-LOOPS = Loops(_lstm_forward, _lstm_backward, _attend_forward, attend_backward)

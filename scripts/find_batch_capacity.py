@@ -33,6 +33,7 @@ from data_utils import (
     training_sampler,
     validation_batches,
 )
+from decoder import check_fast_path
 from hparams import HParams, create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
@@ -42,7 +43,7 @@ from training.device import (
     is_out_of_memory,
     peak_memory,
 )
-from training.trial import check_decoder, choose_decoder, try_run
+from training.memory import try_run
 
 TOLERANCE = 0.03  # largest relative error of the result
 
@@ -116,17 +117,9 @@ def measure(
     )
     try:
         model = Tacotron2(hparams).to(device)
-        check_decoder(model, short_batch(data.train_set, device))
-        if hparams.decoder == "auto":
-            # What only fits with a slower decoder is too much.
-            longest = np.array([np.argmax([clip.n_frames for clip in clips])])
-            choose_decoder(model, loss_function, data.train_set, [longest])
-            model.hparams = dataclasses.replace(hparams, decoder=model.decoder.implementation)
-        decoder = model.decoder.implementation
+        check_fast_path(model, short_batch(data.train_set, device))
         optimizer, epochs = Adam(model.parameters()), range(hparams.epochs)
         try_run(model, loss_function, optimizer, data, epochs, check_stop=lambda: None)
-        if model.decoder.implementation != decoder:
-            return None
     except UserError:  # a batch does not fit
         return None
     except (RuntimeError, MemoryError) as error:  # not even the weights do

@@ -40,7 +40,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, so that test.sh's processes end together."""
-    longest = ["resume", "decoder_triton", "distributed", "batching", "run_all", "train"]
+    longest = ["resume", "distributed", "batching", "run_all", "train"]
     longest = [f"test_{name}" for name in longest]
     items.sort(key=lambda item: (*longest, item.path.stem).index(item.path.stem))
 
@@ -124,13 +124,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> C
 
 # Runs one process for each line that it reads.
 SERVER = """
-import atexit, gc, json, os, runpy, signal, sys
+import gc, json, os, runpy, signal, sys
 import librosa.filters, matplotlib.figure, soundfile, torch._dynamo, torch.utils.tensorboard
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leave no zombies
 gc.freeze()  # or a process would copy all that there is, to look for garbage
-if "triton" in sys.modules:  # whose objects report themselves as leaked if none are collected
-    atexit.register(gc.unfreeze)
 print("ready", flush=True)
 while (line := sys.stdin.readline()) and os.fork():
     pass

@@ -12,9 +12,8 @@ from torch.testing import assert_close
 
 from data_utils import Batch
 from decoder import products, scan
-from decoder.scan import SEGMENT, STEPS
+from decoder.scan import STEPS
 from hparams import create_hparams
-from layers import draw_mask
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 
@@ -75,17 +74,6 @@ def test_a_second_backward_is_right_or_refused():
             gradient.sum().backward()
 
 
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.999999])
-def test_a_mask_drops_the_share_it_should(p):
-    mask = draw_mask(p, (101, 1000), torch.device("cpu"))
-    assert mask.shape == (101, 1000) and mask.dtype is torch.bool
-    dropped = 1 - mask.double().mean().item()
-    assert abs(dropped - p) <= 5 * (p * (1 - p) / mask.numel()) ** 0.5
-    for step in (1, 2):  # units that share a random number, and those that do not
-        same = (mask[:, :-1:step] == mask[:, 1::step]).double().mean().item()
-        assert abs(same - p**2 - (1 - p) ** 2) < 0.01
-
-
 # The model
 
 
@@ -121,7 +109,7 @@ def assert_equal(
     for name, ours in (our_outputs | our_gradients).items():
         expected = (outputs | gradients)[name]
         # A bias before batch norm has no gradient but rounding.
-        least = 1e-3 * total if name in gradients else 0
+        least = total if name.endswith("conv.bias") else 0
         error = (ours - expected).norm() / max(expected.norm(), least)
         assert error < tolerance, f"{implementation}: {name}: {error}"
     rtol, atol = (1e-3, 1e-5) if batch.mel.dtype is F32 else (1e-7, 1e-7)
@@ -132,11 +120,11 @@ def assert_equal(
     ("changes", "lengths", "dtype", "tolerance"),
     [
         ({}, PADDED, F64, 1e-11),
-        ({}, PADDED, F32, 2e-4),
+        ({}, PADDED, F32, 1e-4),
         (NO_DROPOUT, PADDED, F64, 1e-11),
-        (NO_DROPOUT, PADDED, F32, 2e-4),
-        (NO_DROPOUT, ([17, 9], [2 * SEGMENT + 3, 50]), F64, 1e-9),
-        ({"n_frames_per_step": 3}, ([17, 9], [3 * SEGMENT + 10, 50]), F64, 1e-9),
+        (NO_DROPOUT, PADDED, F32, 1e-4),
+        (NO_DROPOUT, ([17, 9], [131, 50]), F64, 1e-9),
+        ({"n_frames_per_step": 3}, ([17, 9], [202, 50]), F64, 1e-9),
         ({}, ([60, 33], [600, 471]), F64, 1e-9),
     ],
 )
@@ -167,10 +155,10 @@ def test_bf16_gradients_are_as_close_as_its_8_bits():
 
 
 def test_without_onednn_the_results_are_the_same(monkeypatch):
-    assert products._has_onednn(F32) == torch.backends.mkldnn.is_available()
+    assert products.has_onednn(F32) == torch.backends.mkldnn.is_available()
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    assert not products._has_onednn(F32)
-    assert_equal(build(), batch_of(*PADDED, F32), 2e-4)
+    assert not products.has_onednn(F32)
+    assert_equal(build(), batch_of(*PADDED, F32), 1e-4)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -18,7 +18,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    monkeypatch.setattr(torch, "empty", lambda *_, device: None)
+    monkeypatch.setattr(torch, "empty", lambda *_, device: Mock())
     monkeypatch.setattr(os, "environ", {})
     yield
     monkeypatch.undo()
@@ -26,12 +26,38 @@ def gpu(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_what_needs_a_gpu_is_refused_on_a_cpu():
+    with pytest.raises(UserError, match=r"^setting precision=tf32: .* GPU.*; use fp32$"):
+        choose_device(create_hparams("precision=tf32"))
+
+
 @pytest.mark.parametrize(
-    "setting, instead", [("decoder=triton", "scan"), ("precision=tf32", "fp32")]
+    ("capability", "error", "fix"),
+    [
+        ((6, 1), "no kernel image is available", "install PyTorch 2.14 or older, built with CUDA"),
+        ((7, 0), "no kernel image is available", "install PyTorch 2.14 or older, built with CUDA"),
+        ((3, 5), "no kernel image is available", "hide it by CUDA_VISIBLE_DEVICES="),
+        ((12, 1), "no kernel image is available", "install the newest PyTorch"),
+        ((8, 0), "unspecified launch failure", "update the driver, or restart the computer"),
+    ],
 )
-def test_what_needs_a_gpu_is_refused_on_a_cpu(setting, instead):
-    with pytest.raises(UserError, match=f"setting {setting}: .* GPU.*; use {instead}"):
-        choose_device(create_hparams(setting))
+def test_a_gpu_without_kernels_ends_the_run_before_anything_else(
+    gpu, monkeypatch, capability, error, fix
+):
+    tensor = Mock()
+    tensor.fill_.side_effect = RuntimeError(f"CUDA error: {error}\nCUDA kernel errors might")
+    monkeypatch.setattr(torch, "empty", lambda *_, device: tensor)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GTX 1080")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80"])
+    with pytest.raises(UserError) as refused:
+        choose_device(create_hparams())
+    message = str(refused.value)
+    assert message.startswith("GPU 0, GTX 1080: cannot run PyTorch's kernels")
+    assert fix in message and "\n" not in message
+    if "image" in error:
+        has = "it has compute capability {}.{}".format(*capability)
+        assert f"{has}, and torch {torch.__version__} is built for sm_75, sm_80; " in message
 
 
 def test_full_precision_turns_tf32_off_and_restores_it(gpu):

@@ -23,14 +23,14 @@ from training.validation import validate
 FAULT = """
 import os, signal, numpy as np, train
 from training import distributed
-too_large, n_steps = train.trial.too_large, 0
+too_large, n_steps = train.memory.too_large, 0
 def fault(batch):
     global n_steps
     n_steps += 1
     if distributed.RANK == 1 and n_steps == 4:
         {}
     return too_large(batch)
-train.trial.too_large = fault
+train.memory.too_large = fault
 train.cli.exit_on_user_error(train.main, distributed.first_to_fail, distributed.end)
 """
 

@@ -80,8 +80,7 @@ def test_contributing_names_every_room():
 def test_requirements_list_what_is_imported_and_nothing_else():
     programs = imported("*.py", *(f"{room}/*.py" for room in {*chain(*ROOMS), "benchmarks"}))
     by_torch = {"tensorboard"}  # as torch.utils.tensorboard
-    # triton comes with PyTorch's CUDA builds
-    optional = {"espeakng-loader", "triton", *BENCH_SPEECH}
+    optional = {"espeakng-loader", *BENCH_SPEECH}
     assert programs - optional | by_torch == listed("requirements.txt")
     kinds = ("", "-dev", "-ci")
     everything = set().union(*(listed(f"requirements{kind}.txt") for kind in kinds))

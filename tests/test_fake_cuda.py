@@ -24,18 +24,18 @@ pytestmark = [
 
 
 @pytest.fixture
-def no_kernels(monkeypatch):
-    """Kernels of kernels start, but do nothing."""
-    kernels = pytest.importorskip("decoder.triton", reason="Triton is not installed")
-    kernel = type(kernels.lstm_step)
-    started = Mock()
-    monkeypatch.setattr(kernel, "run", started)
-    monkeypatch.setattr(graphs._Graph, "_capture", lambda _: None)
-    monkeypatch.setattr(graphs, "_in_two_streams", lambda first, second: (second(), first()))
-    monkeypatch.setattr(graphs, "_flat", {})
-    graphs._graph.cache_clear()
-    yield started
-    graphs._graph.cache_clear()
+def captured(monkeypatch):
+    """Graphs that are captured and replayed without a GPU: the loops run, and nothing is kept."""
+
+    def capture(loop, tensors):
+        loop.run(*tensors)
+        loops.append(loop)
+        return Mock()
+
+    loops = []
+    for name, value in (("_capture", capture), ("_graphs", {}), ("_buffers", {})):
+        monkeypatch.setattr(graphs, name, value)
+    return loops
 
 
 @pytest.fixture
@@ -55,27 +55,33 @@ def backward(*outputs):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-@pytest.mark.parametrize("decoder", ["reference", "scan", "triton"])
-def test_every_tensor_is_on_the_gpu(decoder, precision, monkeypatch, request, fused_cell):
-    started = request.getfixturevalue("no_kernels") if decoder == "triton" else None
+@pytest.mark.parametrize("decoder", ["reference", "scan", "scan without graphs"])
+def test_every_tensor_is_on_the_gpu(decoder, precision, monkeypatch, request, captured, fused_cell):
+    monkeypatch.setattr(graphs, "_enabled", decoder == "scan")
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     request.addfinalizer(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False))
     hparams = create_hparams(f"{TINY},precision={precision}")
-    monkeypatch.setattr(scan, "SEGMENT", 8)  # so that the recurrences run beside each other
-    recurrences, decode = [], scan.decode
+    recurrences = []
 
-    def noted(*inputs, **options):
-        recurrences.append(decode(*inputs, **options))
-        return recurrences[-1]
+    def note(function):
+        real = function.apply
 
-    monkeypatch.setattr(scan, "decode", noted)
+        def apply(*inputs):
+            outputs = real(*inputs)
+            recurrences.append(outputs if isinstance(outputs, tuple) else (outputs,))
+            return outputs
+
+        monkeypatch.setattr(function, "apply", apply)
+
+    note(scan._Attend)
+    note(scan._LSTM)
     # Their shapes depend on values, which fake tensors do not have.
     monkeypatch.setattr(model_file, "pack_padded_sequence", lambda x, *_, **__: x)
     monkeypatch.setattr(model_file, "pad_packed_sequence", lambda x, **_: (x, None))
     no_cudnn = torch.backends.cudnn.flags(enabled=False)  # which asks the driver
     with no_cudnn, FakeTensorMode(), torch.device("cuda"):
         model = Tacotron2(hparams)
-        model.encoder.implementation = model.decoder.implementation = decoder
+        model.encoder.implementation = model.decoder.implementation = decoder.split()[0]
         batch = Batch(
             text=torch.ones(2, 9, dtype=torch.int64),
             text_lengths=torch.ones(2, dtype=torch.int64),
@@ -90,7 +96,7 @@ def test_every_tensor_is_on_the_gpu(decoder, precision, monkeypatch, request, fu
         assert loss.device.type == "cuda" and output.mel_postnet.shape == (2, 10, 13)
         for outputs in recurrences:
             assert {x.device.type for x in backward(*outputs) if x is not None} == {"cuda"}
-        assert len(recurrences) == (0 if decoder == "reference" else 1)
+        assert len(recurrences) == (0 if decoder == "reference" else 2)
         with torch.no_grad():
             assert model.eval()(batch).alignment.shape == (2, 13, 9)
             # A step of inference. The rest depends on values.
@@ -102,6 +108,10 @@ def test_every_tensor_is_on_the_gpu(decoder, precision, monkeypatch, request, fu
             state = model.decoder.step(frame, state, memory, keys, padding)
             inputs = state.decoder_hidden, state.context, *model.decoder.output_weights()
             assert model.decoder.project(*inputs)[0].shape == (2, 10)
-    if started:
-        tensors = [x for call in started.call_args_list for x in call.args if torch.is_tensor(x)]
-        assert tensors and {x.device.type for x in tensors} == {"cuda"}
+    if decoder == "scan":
+        kinds = [type(loop).__name__ for loop in captured]
+        assert len(kinds) == 6 and len(set(kinds)) == 4  # forward again without dropout
+        values = [value for loop in captured for value in vars(loop).values()]
+        assert {x.device.type for x in values if torch.is_tensor(x)} == {"cuda"}
+    else:
+        assert not captured

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook as after_eac
 import data_utils
 import train
 from cli import UserError
-from training import checkpoint, trial, validation
+from training import checkpoint, memory, validation
 from training.checkpoint import checkpoints, load_checkpoint, load_newest
 from training.logger import RunLogger, Sample
 from vocoder import open_vocoder
@@ -66,7 +66,7 @@ def test_stopped_after_every_batch_and_amid_validations_it_is_the_same_run(
             stop(signal.SIGINT)
         return scores(*args)
 
-    monkeypatch.setattr(trial, "check_fast_path", lambda *_: [])  # the tests below have it
+    monkeypatch.setattr(train, "check_fast_path", lambda *_: [])  # the tests below have it
     strategy, *options = row.split("-")
     settings += (
         f"batching_strategy={strategy},dynamic_batch_size={'DBS' in options},bucket_size=6,"
@@ -231,7 +231,7 @@ def test_killed_before_its_second_checkpoint_it_is_resumed_with_its_settings(
 
 def test_killed_before_its_first_step_it_may_be_started_anew(tmp_path, settings, run, capsys):
     settings = settings.replace("check_memory=False", "check_memory=True")
-    for moment in ((data_utils, "open_mels"), (trial, "try_batches")):
+    for moment in ((data_utils, "open_mels"), (memory, "try_run")):
         with pytest.raises(UserError, match="run: holds no run to resume, or one stopped"):
             run("run", "", "--resume")
         with patch.object(*moment, **KILL), pytest.raises(KeyboardInterrupt):

@@ -21,7 +21,7 @@ from data_utils import MelDataset
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Attention, Tacotron2
-from training import logger, trial
+from training import logger
 from training.checkpoint import checkpoints, load_newest, save_checkpoint
 from training.device import choose_device, device_name
 from training.validation import validate
@@ -147,7 +147,7 @@ def test_a_precision_is_for_training_and_validation_is_in_fp32(
     for backend in backends:  # as choose_device does for precision=tf32, which needs a GPU
         backend.allow_tf32 = True
     monkeypatch.setattr(torch.nn.Conv1d, "forward", convolve)
-    monkeypatch.setattr(trial, "check_fast_path", lambda *_: [])  # always in fp32
+    monkeypatch.setattr(train, "check_fast_path", lambda *_: [])  # always in fp32
     settings = settings.replace("decoder=reference", "decoder=scan")  # reference convolves too
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         run(precision, settings + f"precision={precision},epochs=1,learning_rate=1e-9")
@@ -317,11 +317,18 @@ def test_a_changed_model_is_noted_and_trained(tmp_path, settings, run, monkeypat
 
     real_forward = Attention.forward
     monkeypatch.setattr(Attention, "forward", forward)
-    for decoder, n_notes in (("scan", 1), ("reference", 0)):
+    for decoder, n_notes in (("auto", 1), ("reference", 0)):
         run(decoder, f"decoder={decoder},{settings.partition(',')[2]}epochs=1")
         printed = capsys.readouterr().out
         assert printed.count("note: ") == printed.count("note: Decoder: ") == n_notes
-    assert losses(tmp_path / "scan") == pytest.approx(losses(tmp_path / "reference"), rel=1e-5)
+    assert losses(tmp_path / "auto") == pytest.approx(losses(tmp_path / "reference"), rel=1e-5)
+    monkeypatch.setattr(Attention, "forward", real_forward)
+    run("auto", "epochs=2", "--resume")  # which chooses anew, and says so
+    assert ", decoder=scan\n" in capsys.readouterr().out
+    monkeypatch.setattr(Attention, "forward", forward)
+    message = r"^setting decoder=scan: Decoder: scan differs .* of its size\); use decoder=auto$"
+    with pytest.raises(UserError, match=message):
+        run("scan", f"decoder=scan,{settings.partition(',')[2]}epochs=1")
 
 
 def test_the_decoder_may_change_when_a_run_is_resumed(tmp_path, settings, run):

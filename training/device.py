@@ -41,11 +41,8 @@ def choose_device(hparams: HParams) -> torch.device:
         device = torch.device("cuda", LOCAL_RANK)
         _start_cuda(device, hparams.precision)
         return device
-    for name, value, instead in (("decoder", "triton", "scan"), ("precision", "tf32", "fp32")):
-        if getattr(hparams, name) == value:
-            raise UserError(
-                f"setting {name}={value}: needs an NVIDIA GPU, but there is none; use {instead}"
-            )
+    if hparams.precision == "tf32":
+        raise UserError("setting precision=tf32: needs an NVIDIA GPU, but there is none; use fp32")
     return torch.device("cpu")
 
 
@@ -54,7 +51,7 @@ def _start_cuda(device: torch.device, precision: str) -> None:
     # that grow fail in WSL (PyTorch's issue 192330). By this name: PyTorch 2.8 to 2.11 warn that it
     # is deprecated, but the new one does nothing in 2.9 (issue 183387).
     chosen = os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-    if not chosen and "microsoft" not in platform.release().lower():
+    if not chosen and not is_wsl():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     # cuDNN's plan for a shape of a convolution takes about 200 KiB of the CPU's memory. Each thread
     # keeps the last 10,000 by default. An estimate for LJSpeech: its batches have 8,000, in two
@@ -66,13 +63,44 @@ def _start_cuda(device: torch.device, precision: str) -> None:
         problem = f"needs compute capability 8.0 or more, and this GPU has {major}.{minor}"
         raise UserError(f"setting precision={precision}: {problem}; use fp32")
     try:
-        torch.empty(1, device=device)
+        one = torch.empty(1, device=device)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
         fix = "if it is virtual, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
         raise UserError(f"GPU {device.index}: gives no memory ({reason}); {fix}") from None
+    try:
+        one.fill_(1).item()
+    except RuntimeError as error:
+        raise UserError(_why_no_kernel_runs(device, error)) from None
+
+
+def _why_no_kernel_runs(device: torch.device, error: RuntimeError) -> str:
+    """Says why the first kernel failed: most often because PyTorch was not built for this GPU."""
+    name, (major, minor) = (
+        torch.cuda.get_device_name(device),
+        torch.cuda.get_device_capability(device),
+    )
+    problem = f"GPU {device.index}, {name}: cannot run PyTorch's kernels"
+    if "no kernel image" not in str(error):
+        reason = str(error).partition("\n")[0]
+        return f"{problem} ({reason}); update the driver, or restart the computer"
+    built_for = ", ".join(torch.cuda.get_arch_list())
+    problem += (
+        f": it has compute capability {major}.{minor}, and torch {torch.__version__} is built for "
+        f"{built_for}"
+    )
+    if major < 5:
+        return f"{problem}; no current PyTorch supports it: hide it by CUDA_VISIBLE_DEVICES="
+    if (major, minor) < (7, 5):
+        return f"{problem}; install PyTorch 2.14 or older, built with CUDA 12.6 (pytorch.org)"
+    return f"{problem}; install the newest PyTorch, built with the newest CUDA (pytorch.org)"
+
+
+def is_wsl() -> bool:
+    """Returns whether this is Linux within Windows."""
+    return "microsoft" in platform.release().lower()
 
 
 @contextmanager

@@ -1,0 +1,306 @@
+"""Out of memory: seen before a run starts, said in one line, and the search for what fits."""
+
+import os
+import re
+import signal
+import sys
+from unittest.mock import Mock, patch
+
+import numpy as np
+import pytest
+import torch
+from conftest import Forked, assert_same_run, build
+
+import train
+from cli import UserError
+from corpus.clips import Clip
+from data_utils import Item, training_sampler
+from hparams import create_hparams
+from loss_function import Tacotron2Loss
+from scripts import find_batch_capacity
+from training import memory
+from training.checkpoint import load_newest
+
+
+@pytest.fixture
+def settings(settings: str) -> str:
+    return settings.replace("check_memory=False,", "")
+
+
+def blank(T_in: int, T_out: int) -> Item:
+    """A clip of this size."""
+    return Item(0, torch.zeros(T_in, dtype=torch.int64), torch.zeros(T_out, 10))
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits memory")
+
+
+@pytest.mark.parametrize("strategy", ["RAND", "SSB", "BKT"])
+def test_the_largest_batches_of_a_run_are_found(strategy):
+    hparams = create_hparams(f"batching_strategy={strategy},batch_size=3,bucket_size=6")
+    lengths = np.random.default_rng(0).integers(1, 100, (30, 2))  # texts and mels: unrelated
+    clips = [Clip("", "", [0] * T_in, T_out, "", ()) for T_in, T_out in lengths.tolist()]
+    sampler, every = training_sampler(clips, hparams), []
+    for epoch in range(3, 9):
+        sampler.set_epoch(epoch)
+        every += sampler.plan
+
+    def shapes(batches: list) -> list[tuple[int, int, int]]:
+        return [(len(batch), *lengths[batch].max(axis=0)) for batch in batches]
+
+    def most(batches: list) -> list[int]:
+        sizes = [(B, B * T_in, B * T_out, B * T_in * T_out) for B, T_in, T_out in shapes(batches)]
+        return np.max(sizes, axis=0).tolist()
+
+    largest = memory.largest_batches(clips, sampler, range(3, 9))
+    assert 1 <= len(largest) <= 4 and most(largest) == most(every)
+
+
+def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(tmp_path, settings, run):
+    def stop_and_try(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return memory_error(*args)
+
+    memory_error, settings = memory.memory_error, settings + "epochs=1,"
+    run("whole", settings + "check_memory=False")
+    with patch.object(memory, "memory_error", stop_and_try):
+        assert run("broken", settings, "--resume") == 143
+    assert load_newest(tmp_path / "broken")[1]["progress"]["step"] == 0
+    assert run("broken", settings, "--resume") == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize(
+    ("change", "most", "fix"),
+    [
+        ("", 110, r"set batch_capacity_seconds=1 \(now 2\)"),
+        ("batching_strategy=RAND,dynamic_batch_size=False", 110, r"set batch_size=2 \(now 3\)"),
+        ("", 5, "not even one clip fits: remove the longest, or reduce the model"),
+    ],
+)
+def test_out_of_memory_shows_at_once_and_says_what_to_set(
+    settings, run, monkeypatch, change, most, fix
+):
+    class Full(Tacotron2Loss):
+        def forward(self, output, batch, *share):
+            if batch.gate.numel() > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+            return super().forward(output, batch, *share)
+
+    monkeypatch.setattr(train, "Tacotron2Loss", Full)
+    message = rf"^a batch of \d clips, up to \d+ frames and \d+ symbols long, needs more .*; {fix}"
+    with pytest.raises(UserError, match=message):
+        run("run", settings + "epochs=1," + change)
+    with pytest.raises(UserError, match=r"^epoch 1, batch \d: a batch of .*; free memory on"):
+        run("run", settings + "epochs=1,check_memory=False," + change)
+
+
+FULL = torch.OutOfMemoryError("CUDA out of memory")
+NOTE = "note: memory ran out: training goes on without CUDA graphs, more slowly\n"
+
+
+@pytest.fixture
+def graphs_that_fill(monkeypatch) -> Mock:
+    """As if CUDA graphs held memory: turn_off, which frees some the first time."""
+    freed = Mock(side_effect=[True, False, False, False])
+    monkeypatch.setattr(memory.graphs, "turn_off", freed)
+    return freed
+
+
+def fails_once(function, error: Exception) -> Mock:
+    failures = [error]
+
+    def call(*arguments):
+        result = function(*arguments)
+        if failures:
+            raise failures.pop()
+        return result
+
+    return Mock(side_effect=call)
+
+
+@pytest.mark.parametrize("message", [str(FULL), "captures_underway.empty() INTERNAL ASSERT FAILED"])
+@pytest.mark.parametrize("where", ["forward", "validate_run"])
+def test_a_run_goes_on_without_graphs_when_memory_runs_out(
+    tmp_path, settings, run, monkeypatch, capsys, graphs_that_fill, where, message
+):
+    """A step that is taken again moves batch norm once."""
+    owner = {"forward": train.Tacotron2, "validate_run": train}[where]
+    settings += "epochs=1,check_memory=False,p_prenet_dropout=0,"
+    run("whole", settings)
+    monkeypatch.setattr(train, "check_fast_path", lambda *_: [])
+    capsys.readouterr()
+    works = getattr(owner, where)
+    failing = fails_once(works, RuntimeError(message))
+    monkeypatch.setattr(owner, where, lambda *arguments: failing(*arguments))
+    assert run("broken", settings) == 0 and failing.call_count > 1
+    assert capsys.readouterr().out.count(NOTE) == 1 and graphs_that_fill.call_count == 1
+    buffers = [
+        {
+            name: b
+            for name, b in load_newest(tmp_path / name)[1]["state_dict"].items()
+            if "num_b" in name
+        }
+        for name in ("whole", "broken")
+    ]
+    assert buffers[0] == buffers[1]
+
+
+def test_several_processes_do_not_take_a_step_again(monkeypatch, graphs_that_fill):
+    """The others are in the middle of it."""
+    monkeypatch.setattr(memory.distributed, "SEVERAL", True)
+    fails = Mock(side_effect=FULL)
+    with pytest.raises(torch.OutOfMemoryError):
+        memory.without_graphs_if_full(fails, torch.device("cpu"))
+    assert fails.call_count == 1 and not graphs_that_fill.called
+
+
+def test_a_batch_that_fits_without_graphs_is_not_too_large(monkeypatch, capsys, graphs_that_fill):
+    model, items = build(), [blank(5, 6)] * 4
+    for errors, n_fitting, printed in (([FULL, None], 4, NOTE), ([FULL, FULL, None], 2, "")):
+        monkeypatch.setattr(memory, "memory_error", lambda *_, errors=errors: errors.pop(0))
+        assert memory.largest_fitting(model, None, None, items) == n_fitting and not errors
+        assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize(("whole", "noted"), [(1.9, False), (7.5, False), (9.0, True)])
+def test_on_wsl_a_batch_that_spills_is_noted(monkeypatch, capsys, whole, noted):
+    """Half of it takes a second."""
+    clock = [0.0]
+
+    def step(_, __, ___, items):
+        clock[0] += whole if len(items) == 4 else 1.0
+
+    monkeypatch.setattr(memory, "memory_error", step)
+    monkeypatch.setattr(memory.time, "perf_counter", lambda: clock[0])
+    memory.warn_if_spilled(None, None, None, [blank(5, 6)] * 4)
+    printed = capsys.readouterr().out
+    line = f"note: a step of 4 clips takes {whole:.1f} s, and of every other one 1.0 s: .*; set a "
+    assert bool(re.match(line, printed)) == bool(printed) == noted
+
+
+def test_memory_that_cannot_be_pinned_is_one_line(settings, run, monkeypatch):
+    def load_ahead(*arguments):
+        return real_load_ahead(*arguments[:2], torch.device("cuda"), *arguments[3:])
+
+    real_load_ahead = train.load_ahead
+    failure = RuntimeError("CUDA error: resource already mapped\nCompile with")
+    monkeypatch.setattr(train, "load_ahead", load_ahead)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(train.Batch, "pin_memory", Mock(side_effect=failure))
+    message = r"^out of memory \(no memory can be pinned .* already mapped\)\); free memory on .*"
+    with pytest.raises(UserError, match=message) as error:
+        run("run", settings + "epochs=1,check_memory=False")
+    assert "\n" not in str(error.value)
+
+
+UNCLEAR = [
+    "GET was unable to find an engine to execute this computation",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "captures_underway.empty() INTERNAL ASSERT FAILED",
+]
+
+
+@pytest.mark.parametrize("message", UNCLEAR)
+def test_an_error_that_may_be_memory_is_so_if_a_smaller_batch_passes(monkeypatch, message):
+    model, items = build(), [blank(5, 6)] * 4
+
+    def fails_above(n: int):
+        def forward(batch):
+            if len(batch.indices) > n:
+                raise RuntimeError(message)
+            return next(model.parameters()).sum()
+
+        return forward
+
+    loss = Mock(side_effect=lambda output, _: Mock(objective=output))
+    for n in (4, 3, 1):
+        monkeypatch.setattr(model, "forward", fails_above(n))
+        assert memory.largest_fitting(model, loss, Mock(), items) == n
+    monkeypatch.setattr(model, "forward", fails_above(0))
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        memory.largest_fitting(model, loss, Mock(), items)
+
+
+@pytest.mark.parametrize("message", UNCLEAR)
+def test_an_error_on_the_smallest_batch_too_is_shown_as_it_is(settings, run, monkeypatch, message):
+    monkeypatch.setattr(train.Tacotron2Loss, "forward", Mock(side_effect=RuntimeError(message)))
+    monkeypatch.setattr(train, "check_fast_path", lambda *_: [])
+    for check_memory in (True, False):
+        with pytest.raises(RuntimeError, match=re.escape(message)):
+            run("run", f"{settings}epochs=1,check_memory={check_memory}")
+    monkeypatch.setattr(find_batch_capacity.resource, "setrlimit", Mock())
+    clips = [Clip("", "", [0] * 9, 20, "", ())] * 3
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        find_batch_capacity.measure(clips, clips, create_hparams(settings), None)
+
+
+def test_an_error_that_may_be_memory_is_so_once_batches_have_passed(settings, run, monkeypatch):
+    full = RuntimeError(UNCLEAR[0])
+    for where, message in (("step", "batch 1: a batch of"), ("validate_run", "validation: out of")):
+        owner = train.Run if where == "step" else train
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, where, Mock(side_effect=full))
+            with pytest.raises(UserError, match=f"^epoch 1, {message} .*; free memory on"):
+                run(where, settings + "epochs=1")
+
+
+@pytest.mark.parametrize("where", ["Tacotron2", "validate_run"])
+def test_out_of_memory_anywhere_is_one_line(settings, run, monkeypatch, where):
+    full = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
+    monkeypatch.setattr(train, where, Mock(side_effect=full))
+    with pytest.raises(UserError, match=r"\bout of memory; .*, then --resume"):
+        run("run", settings + "epochs=1")
+
+
+@linux
+def test_the_memory_of_a_cpu_ends_as_a_gpus_does(tmp_path, settings):
+    """800 MiB more than the imports take, which 60 M parameters with moments do not fit."""
+    code = (
+        "import resource, train; from cli import exit_on_user_error\n"
+        "pages = int(open('/proc/self/statm').read().split()[5])  # a CUDA build has more\n"
+        "limit = pages * resource.getpagesize() + 800 * 2**20\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"
+        "exit_on_user_error(train.main)"
+    )
+    large = settings.replace("postnet_embedding_dim=8", "postnet_embedding_dim=2000") + "epochs=1"
+    process = Forked("-c", code, "-o", tmp_path / "run", "--hparams", large)
+    _, errors = process.communicate()
+    message = r"error: a batch of \d clips, up to \d+ .*; not even one clip .*\n"
+    assert process.returncode == 2 and re.match(message, errors), errors
+
+
+@linux
+def test_the_search_tries_until_all_fits_or_nothing_does(corpus, settings, monkeypatch, capfd):
+    (corpus / "train.txt").write_text("1.wav|one\n")  # so that one trial is enough
+    settings = settings.replace("batch_size=3", "batch_size=1") + "epochs=3,n_frames_per_step=3"
+    options = "--hparams", settings
+    find_batch_capacity.main([*options, "--memory_gib=16"])
+    printed = capfd.readouterr().out
+    assert "GiB" in printed and "all clips fit in one batch" in printed
+    too_much = r"not even the longest clip, of \d+ frames, fits the memory"
+    monkeypatch.setattr(find_batch_capacity, "capacity_fits", lambda *_: False)
+    with pytest.raises(UserError, match=too_much):
+        find_batch_capacity.main(options)
+    assert "GiB" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("most", [79, 80, 133, 190, 300])
+def test_the_search_finds_the_most(settings, monkeypatch, capsys, most):
+    fits = Mock(side_effect=lambda capacity, *_: capacity <= most)
+    monkeypatch.setattr(find_batch_capacity, "capacity_fits", fits)
+    find_batch_capacity.main(["--hparams", settings + "hop_length=220"])
+    tried = [call.args[0] for call in fits.call_args_list]
+    largest = max(capacity for capacity in tried if capacity <= most)
+    assert most - largest <= 0.04 * most and len(tried) <= 9
+    seconds = int(largest * 220 / 22050)
+    assert capsys.readouterr().out.endswith(f"batch_capacity_seconds={seconds}\n")
+
+
+def test_the_search_refuses_what_makes_no_sense(monkeypatch):
+    for option, message in (
+        ("--memory_gib=0", "--memory_gib 0.0: use a number above 0"),
+        ("--hparams=dynamic_batch_size=False", "batches have no capacity; leave it out"),
+    ):
+        with pytest.raises(UserError, match=message):
+            find_batch_capacity.main([option])

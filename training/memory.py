@@ -1,0 +1,233 @@
+"""Whether the largest batches of a run fit in memory, tried before it starts; what to say
+and do when memory runs out."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+from tqdm import tqdm
+
+from batching import EpochBatchSampler
+from cli import UserError
+from corpus.clips import Clip
+from data_utils import Batch, Data, Item, MelDataset, batch_capacity, collate, padded_frames
+from decoder import graphs
+from hparams import HParams
+from layers import preserved_buffers
+from loss_function import Tacotron2Loss
+from model import Tacotron2
+from training import distributed
+from training.checkpoint import random_state, set_random_state
+from training.device import (
+    free_cached_memory,
+    is_out_of_memory,
+    is_wsl,
+    may_be_out_of_memory,
+    synchronize,
+)
+
+SPILLED = 4  # times as slow as twice the time of half a batch is a batch that is not all on the GPU
+Result = TypeVar("Result")
+
+
+# When memory runs out
+
+
+def too_large(batch: Batch) -> str:
+    """Says that a batch needs more memory than there is."""
+    B, T_in = batch.text.shape
+    return (
+        f"a batch of {B} clips, up to {batch.mel.size(2)} frames and {T_in} symbols long, needs "
+        "more memory than there is"
+    )
+
+
+@contextmanager
+def explained(problem: str, others_passed: bool = False) -> Iterator[None]:
+    """Turns running out of memory into a :class:`UserError` that says ``problem`` and the fix. If
+    other batches have passed, an error that may have another cause counts too, and is quoted."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not (may_be_out_of_memory(error) if others_passed else is_out_of_memory(error)):
+            raise
+        if not is_out_of_memory(error):
+            problem += f", most likely ({error})".replace("\n", " ")
+        elif isinstance(error, MemoryError) and str(error):
+            problem += f" ({error})"
+        raise UserError(
+            f"{problem}; free memory on the device, then --resume; or start another run with a "
+            "smaller batch_capacity_seconds, batch_size or model"
+        ) from None
+
+
+def without_graphs_if_full(function: Callable[[], Result], device: torch.device) -> Result:
+    """Calls ``function``. If memory runs out while CUDA graphs hold some of it, they are freed, a
+    line says so, and ``function`` is called again.
+
+    Several processes do not try again: the others are in the middle of what they do together.
+    """
+    try:
+        return function()
+    except (RuntimeError, MemoryError) as error:
+        if distributed.SEVERAL or not may_be_out_of_memory(error) or not graphs.turn_off():
+            raise
+    _say_that_graphs_are_freed(device)  # not before the error is gone, which holds tensors
+    return function()
+
+
+def _say_that_graphs_are_freed(device: torch.device) -> None:
+    free_cached_memory(device)
+    tqdm.write("note: memory ran out: training goes on without CUDA graphs, more slowly")
+
+
+# Before a run
+
+
+def largest_batches(
+    clips: Sequence[Clip], sampler: EpochBatchSampler, epochs: Iterable[int]
+) -> list[list[int]]:
+    """Returns the batches of ``epochs`` that need the most memory: those with the largest padded
+    mels, padded texts, and alignments, and the most clips, without duplicates. Leaves ``sampler``
+    at the last epoch."""
+    texts = np.array([len(clip.ids) for clip in clips])
+    # Of mels, texts, alignments and recurrent states: size, and indices of clips.
+    found = [(0, ())] * 4
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        plan = sampler.plan
+        B = np.array([len(batch) for batch in plan])
+        T_in, T_out = (
+            np.array([n[batch].max() for batch in plan]) for n in (texts, sampler.lengths)
+        )
+        for kind, sizes in enumerate((B * T_out, B * T_in, B * T_in * T_out, B)):
+            j = int(sizes.argmax())
+            found[kind] = max(found[kind], (int(sizes[j]), tuple(plan[j].tolist())))
+    return [list(indices) for indices in dict.fromkeys(indices for _, indices in found)]
+
+
+@contextmanager
+def unchanged(model: Tacotron2) -> Iterator[None]:
+    """Restores the model's buffers and all random states at the end."""
+    states = random_state()
+    with preserved_buffers(model):
+        try:
+            yield
+        finally:
+            set_random_state(states)
+
+
+def try_run(
+    model: Tacotron2,
+    loss_function: Tacotron2Loss,
+    optimizer: Optimizer,
+    data: Data,
+    epochs: Iterable[int],
+    check_stop: Callable[[], None],
+) -> None:
+    """Takes training steps, without the optimizer's, on the largest batches of ``epochs``. Leaves
+    the model as it was. If a batch only fits without CUDA graphs, training does without them.
+
+    Args:
+        check_stop: is called after each batch, by all processes together; may raise.
+
+    Raises:
+        UserError: a batch does not fit; the message suggests a setting that does.
+    """
+    dataset, hparams = data.train_set, model.hparams
+    with unchanged(model):
+        for indices in largest_batches(dataset.clips, data.sampler, epochs):
+            items = [dataset[i] for i in indices]
+            n_fitting = largest_fitting(model, loss_function, optimizer, items)
+            if n_fitting < len(items):
+                fix = _suggestion(n_fitting / len(items), dataset, hparams)
+                batch = collate(items, hparams.n_frames_per_step)
+                raise UserError(f"{too_large(batch)}; {fix}")
+            if is_wsl():
+                warn_if_spilled(model, loss_function, optimizer, items)
+            check_stop()
+
+
+def largest_fitting(
+    model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
+) -> int:
+    """Returns how many of the first ``items`` fit in a batch: all, or some eighths of them, or one,
+    or none. Raises an error that may mean something else than memory if not even one clip passes.
+    """
+    for n in [*range(len(items), 1, -max(len(items) // 8, 1)), 1]:
+        error = memory_error(model, loss_function, optimizer, items[:n])
+        if error and graphs.turn_off():
+            _say_that_graphs_are_freed(next(model.parameters()).device)
+            error = memory_error(model, loss_function, optimizer, items[:n])
+        if not error:
+            return n
+    if is_out_of_memory(error):
+        return 0
+    raise error
+
+
+def memory_error(
+    model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
+) -> Exception | None:
+    """Takes a training step, without the optimizer's, on a batch of ``items``. Returns the error
+    that says, or may say, that it does not fit in memory; None if it fits."""
+    device = next(model.parameters()).device
+    try:
+        # Room for Adam's moments, which the first step allocates.
+        copies = 0 if optimizer.state else 2
+        moments = [torch.empty_like(p) for p in model.parameters() for _ in range(copies)]
+        batch = collate(items, model.hparams.n_frames_per_step).to(device)
+        loss_function(model(batch), batch).objective.backward()
+        synchronize(device)
+        del moments
+    except (RuntimeError, MemoryError) as error:
+        if not may_be_out_of_memory(error):
+            raise
+        return error.with_traceback(None)  # which holds tensors
+    finally:
+        optimizer.zero_grad()
+        free_cached_memory(device)  # so that fragments do not affect the next trial
+    return None
+
+
+def warn_if_spilled(
+    model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
+) -> None:
+    """Prints a note if a batch takes so much longer than half of it that it does not seem to fit.
+    On WSL2 the driver moves to the host what a GPU has no room for, and nothing fails."""
+
+    def seconds(items: list[Item]) -> float:
+        memory_error(model, loss_function, optimizer, items)  # cuDNN looks for the fastest, once
+        start = time.perf_counter()
+        memory_error(model, loss_function, optimizer, items)
+        return time.perf_counter() - start
+
+    if len(items) < 2:
+        return
+    whole, half = seconds(items), seconds(items[::2])
+    if whole > SPILLED * 2 * half:
+        print(
+            f"note: a step of {len(items)} clips takes {whole:.1f} s, and of every other one "
+            f"{half:.1f} s: the GPU's memory seems to be full and the computer's used, which is "
+            "slow; set a smaller batch_capacity_seconds or batch_size"
+        )
+
+
+def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:
+    """Says what to set if ``fraction`` of a batch fits in memory."""
+    longest = max(padded_frames(clip, hparams) for clip in dataset.clips)
+    capacity = batch_capacity(hparams) or hparams.batch_size * longest
+    hop_seconds = hparams.hop_length / hparams.sampling_rate
+    if fraction * capacity < longest or fraction * hparams.batch_size < 1:
+        return "not even one clip fits: remove the longest, or reduce the model"
+    fix = f"batch_size={int(fraction * hparams.batch_size)} (now {hparams.batch_size})"
+    if hparams.dynamic_batch_size:
+        seconds = capacity * hop_seconds
+        fits = max(int(fraction * seconds), math.ceil(longest * hop_seconds))
+        fix = f"batch_capacity_seconds={fits} (now {seconds:.0f})"
+    return f"set {fix}; scripts/find_batch_capacity.py finds the largest that fits"
