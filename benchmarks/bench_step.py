@@ -41,7 +41,6 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-
 from batching import plan_batches
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from corpus.lengths import LJSPEECH_LENGTHS, ljspeech_lengths, read_lengths
@@ -298,13 +297,8 @@ def main() -> None:
     add = parser.add_argument
     add("--batch_sizes", type=positive, nargs="+", default=[16, 32, 64, 98], metavar="B")
     add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
-    add(
-        "--implementations",
-        nargs="+",
-        choices=choices,
-        metavar="NAME",
-        help="default: each without options",
-    )
+    named = {"choices": choices, "help": "default: each without options"}
+    add("--implementations", nargs="+", metavar="NAME", **named)
     add("--nvidia", default="", metavar="DIR", help="a clone of github.com/NVIDIA/tacotron2")
     rounds = {"default": 20 if cuda else 3, "help": "timed steps, or epochs (%(default)s)"}
     add("--rounds", type=positive, **rounds)

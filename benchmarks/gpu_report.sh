@@ -2,13 +2,15 @@
 # Measures what is worth knowing on a GPU, and checks that training is exact there: "On a GPU" in
 # docs/performance.md.
 #
-#     bash benchmarks/gpu_report.sh          # twelve minutes; writes gpu_report/report.md
+#     bash benchmarks/gpu_report.sh          # at most 14 minutes; writes gpu_report/report.md
 #     bash benchmarks/gpu_report.sh Steps    # only the parts whose titles match
 #
+# With NVIDIA=DIR, a clone of github.com/NVIDIA/tacotron2, its own loop is timed too.
 # It needs no LJSpeech: it trains on noise of LJSpeech's lengths. The checks come first. Each part has its
 # own time; what is not done by then is stopped, and what it has printed is kept. The exit status is 1 if a
 # part fails, or if a check is not done in time.
 set -euo pipefail
+nvidia=${NVIDIA:+$(realpath "$NVIDIA")}
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} only=${1:-.} failed=""
 folder=$(mktemp -d)
@@ -60,14 +62,17 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 print(f"# {device_name(device)}, PyTorch {torch.__version__}")
 END
     local noise="data_dir=$folder,training_files=$folder/train.txt,validation_files=$folder/val.txt,mel_cache_dir=$folder/cache"
-    local sizes="--rounds 4 --frames 600 --batch_sizes 16 32 64" step=benchmarks/bench_step.py
+    local step=benchmarks/bench_step.py loop=reference
+    local options=(--rounds 4 --frames 600 --batch_sizes 16 32 64)
+    [ -z "$nvidia" ] || { loop=nvidia; options+=(--nvidia "$nvidia"); }
 
     check "Tests" 300 -m pytest -q \
         tests/test_decoder_graphs.py tests/test_decoder_scan.py tests/test_model.py
     check "Stops and kills" 50 -m pytest -q -k "random_moments and two_frames" tests/test_resume.py
-    measure "Steps in fp32" 120 $step $sizes  # with graphs, without, and a loop like NVIDIA's
+    measure "Steps in fp32" 150 $step "${options[@]}"  # a loop like NVIDIA's, with graphs, without
     if "$python" -c "from torch import cuda; exit(cuda.get_device_capability() < (8, 0))" 2> /dev/null; then
-        measure "Steps in tf32" 120 $step $sizes --implementations scan+tf32 eager+tf32 reference+tf32
+        measure "Steps in tf32" 120 $step "${options[@]}" \
+            --implementations $loop+tf32 scan+tf32 eager+tf32
     fi
     measure "An epoch of LJSpeech" 90 $step --epoch --rounds 3 --batches 4 --implementations scan
     measure "Five epochs of the full model" 80 train.py -o "$folder/run" --hparams "$noise,epochs=5"

@@ -146,6 +146,15 @@ def test_a_run_goes_on_without_graphs_when_memory_runs_out(
     assert buffers[0] == buffers[1]
 
 
+@pytest.mark.parametrize("error", [FULL, RuntimeError("operation not permitted when capturing")])
+def test_a_run_whose_graphs_cannot_be_captured_goes_on(settings, run, monkeypatch, capsys, error):
+    monkeypatch.setattr(memory.graphs, "usable", lambda _: True)
+    monkeypatch.setattr(memory.graphs, "_capture", Mock(side_effect=error))
+    monkeypatch.setattr(memory.graphs, "_graphs", {})
+    assert run("run", settings + "decoder=scan,epochs=1") == 0
+    assert "note: no CUDA graph of AttendForward for 8 clips (" in capsys.readouterr().out
+
+
 def test_several_processes_do_not_take_a_step_again(monkeypatch, graphs_that_fill):
     """The others are in the middle of it."""
     monkeypatch.setattr(memory.distributed, "SEVERAL", True)

@@ -148,7 +148,7 @@ def try_run(
                 fix = _suggestion(n_fitting / len(items), dataset, hparams)
                 batch = collate(items, hparams.n_frames_per_step)
                 raise UserError(f"{too_large(batch)}; {fix}")
-            if is_wsl():
+            if is_wsl() and next(model.parameters()).is_cuda:
                 warn_if_spilled(model, loss_function, optimizer, items)
             check_stop()
 
