@@ -375,7 +375,7 @@ def load_ahead(
         batch = collate([dataset[i] for i in indices], dataset.n_frames_per_step)
         try:
             return batch.pin_memory() if on_gpu else batch
-        except RuntimeError as error:  # by any of several messages
+        except RuntimeError as error:  # its message varies
             reason = str(error).partition("\n")[0]
             raise MemoryError(f"no memory can be pinned for a batch ({reason})") from None
 

@@ -26,6 +26,7 @@ from typing import Any
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from tqdm import tqdm
 
@@ -277,9 +278,7 @@ class Run:
             self.set_learning_rate((progress.batch + 1) / len(frames))
             problem = f"{title}, batch {progress.batch + 1}: {memory.too_large(batch)}"
             with memory.explained(problem, hparams.check_memory):
-                values = memory.without_graphs_if_full(
-                    partial(self.step, batch, shares[progress.batch]), self.device
-                )
+                values = self.step(batch, shares[progress.batch])
             values["duration"] = time.perf_counter() - began  # seconds
             if progress.bad_steps:
                 self.report_skipped(batch, values)
@@ -315,37 +314,46 @@ class Run:
             scalars to log, means over the processes
         """
         before = [buffer.clone() for buffer in self.model.buffers()]
-        is_good = False
-        batch = batch.to(self.device)
+        values = memory.without_graphs_if_full(
+            partial(self.compute_gradients, batch.to(self.device), share, before), self.device
+        )
+        if math.isfinite(values["loss"] + values["grad_norm"]):
+            self.optimizer.step()
+            self.progress.step += 1
+            self.progress.bad_steps = 0
+            self.progress.add(loss=values["loss"])
+        else:
+            self.restore_buffers(before)
+            self.progress.bad_steps += 1
+            self.progress.add(skipped=1)
+        return values | {"learning_rate": self.optimizer.param_groups[0]["lr"]}
+
+    def compute_gradients(
+        self, batch: Batch, share: tuple[float, float], buffers: list[Tensor]
+    ) -> dict[str, float]:
+        """Computes and clips the gradients, and returns the scalars of :meth:`step`. If memory runs
+        out, the model has ``buffers`` again."""
         self.optimizer.zero_grad()
         try:
             # The mean over the processes, of gradients too, is the mean over all frames.
             loss = self.loss_function(self.replica(batch), batch, share)
             loss.objective.backward()
-            grad_norm = clip_grad_norm_(self.model.parameters(), self.hparams.grad_clip_thresh)
-            values = {
-                "loss": loss.total.item(),  # waits for the GPU
-                "masked_loss": loss.masked.item(),
-                "grad_norm": grad_norm.item(),
-            }
-            if self.hparams.guided_attention_weight:
-                values["guided_attention_loss"] = loss.guided_attention.item()
-            values = distributed.mean(values)
-            if math.isfinite(values["loss"] + values["grad_norm"]):
-                self.optimizer.step()
-                is_good = True
-        finally:
-            if not is_good:  # memory may have run out, and the step be taken again
-                for buffer, value in zip(self.model.buffers(), before, strict=True):
-                    buffer.copy_(value)
-        if is_good:
-            self.progress.step += 1
-            self.progress.bad_steps = 0
-            self.progress.add(loss=values["loss"])
-        else:
-            self.progress.bad_steps += 1
-            self.progress.add(skipped=1)
-        return values | {"learning_rate": self.optimizer.param_groups[0]["lr"]}
+        except (RuntimeError, MemoryError):
+            self.restore_buffers(buffers)
+            raise
+        grad_norm = clip_grad_norm_(self.model.parameters(), self.hparams.grad_clip_thresh)
+        values = {
+            "loss": loss.total.item(),  # waits for the GPU
+            "masked_loss": loss.masked.item(),
+            "grad_norm": grad_norm.item(),
+        }
+        if self.hparams.guided_attention_weight:
+            values["guided_attention_loss"] = loss.guided_attention.item()
+        return distributed.mean(values)
+
+    def restore_buffers(self, values: list[Tensor]) -> None:
+        for buffer, value in zip(self.model.buffers(), values, strict=True):
+            buffer.copy_(value)
 
     def report_skipped(self, batch: Batch, values: dict[str, float]) -> None:
         """Logs a skipped step and names its clips.

@@ -75,9 +75,9 @@ def usable(device: torch.device) -> bool:
 
 def turn_off() -> bool:
     """Frees all graphs, with their buffers and their memory pool, and makes every loop run without
-    them from now on. Returns whether there were any graphs."""
+    them from now on. Returns whether there was anything to free."""
     global _enabled
-    there_were, _enabled = any(_graphs.values()), False
+    there_were, _enabled = bool(_buffers), False
     _graphs.clear()
     _buffers.clear()
     _pool.cache_clear()  # PyTorch frees a pool with its last graph
@@ -150,8 +150,8 @@ def _spec(value: Any) -> Any:
 
 
 def _buffer(name: str | int, like: Tensor | None) -> Tensor | None:
-    """Returns a buffer for ``like``. All graphs share the buffers' memory, which grows with the
-    largest shape: no two run at the same time, and each copies in what it reads."""
+    """Returns a buffer for ``like``. All graphs share the buffers' memory, if the largest
+    shape comes first: no two run at the same time, and each copies in what it reads."""
     if like is None:
         return None
     key, n = (name, like.dtype, like.device), like.numel()

@@ -120,7 +120,9 @@ def _rounded_up(
     """Adds empty clips and padding, so that B and T_in are multiples."""
     B, T_in, _ = memory.shape
     n_clips, n_characters = -B % B_MULTIPLE, -T_in % T_IN_MULTIPLE
-    memory, keys = (F.pad(m, (0, 0, 0, n_characters, 0, n_clips)) for m in (memory, keys))
+    # Contiguous as a graph's are, so that products are the same with graphs and without.
+    added = (0, 0, 0, n_characters, 0, n_clips)
+    memory, keys = (F.pad(m, added).contiguous() for m in (memory, keys))
     padding = F.pad(padding, (0, n_characters), value=True)
     # Attention must be able to look somewhere: the softmax of nothing is no number.
     padding = F.pad(padding, (0, 0, 0, n_clips), value=False)
@@ -212,7 +214,7 @@ class LSTMBackward:
             d_next: (B, 4H), d_gates of the step after these; at the end, of the first of these
             d_cell: (B, H), the cell's gradient from the steps after these; at the end, from all
             cell: (n + 1, B, H), as forward left them
-            d_output: (n, B, H), gradients of the hidden states from all that is no recurrence
+            d_output: (n, B, H), gradients of the hidden states from all but the recurrence
             mask: (n, B, H)
         """
         through, keep = _coefficients(d_gates, cell, mask, self.scale)
@@ -266,14 +268,14 @@ class _Attend(torch.autograd.Function):
         hidden = features[1:, :, :H]  # (T, B, H)
         projected = F.linear(hidden, query)  # (T, B, A)
         d_projected = torch.empty_like(projected)
-        d_features = d_features.clone()  # the loop adds the recurrence's part and attention's
+        # The loop adds the recurrence's part and attention's to d_features.
+        d_features, d_weights = d_features.clone(), d_weights.contiguous()
         d_features[..., H:] += d_context
         # From the steps after these: of gates, cell, and attention weights and their sum.
         d_next, d_cell = torch.zeros_like(gates[0]), torch.zeros_like(cell[0])
         d_past = x.new_zeros(B, 2, T_in)
         # Sums over steps
         d_keys, d_location, d_v = map(torch.zeros_like, (keys, location, v))
-
         loop = AttendBackward(memory, keys, padding, recurrent, query, location, v, ctx.scale)
         margin = loop.margin
         loop = graphs.on_device(loop, x.device)
@@ -284,7 +286,6 @@ class _Attend(torch.autograd.Function):
                 d_keys, d_location, d_v, cell[after], past[after], projected[steps],
                 d_weights[steps], _steps(mask, t),
             )  # fmt: skip
-
         d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(recurrent.dtype)
         d_x = Product(weight_ih.t(), T * B)(d_gates).to(x.dtype)  # (T, B, D)
         d_weight_ih = weight_gradient(d_gates, x)  # (4H, D)
@@ -384,8 +385,8 @@ class AttendBackward(Attend):
         Args:
             d_gates: (n, B, 4H), at first the activated gates
             d_projected: (n, B, A), written: gradients of the queries' projections
-            d_features: (n, B, H + E), gradients of hidden states and contexts from all that is no
-                recurrence and no attention; at the end, from all
+            d_features: (n, B, H + E), gradients of hidden states and contexts from all but the
+                recurrence and attention; at the end, from all
             d_next: (B, 4H), d_gates of the step after these; at the end, of the first of these
             d_cell: (B, H), the cell's gradient from the steps after these; at the end, from all
             d_past: (B, 2, T_in), of the weights and of their sum, in the same way
@@ -515,9 +516,6 @@ def _cell_backward(
     d_cell.mul_(keep)
 
 
-# The attention's windows
-
-
 def _windows(past: Tensor, T_in: int) -> Tensor:
     """Returns the filters' windows (... * B * T_in, 2W) over ``past`` (..., B, 2, T_in + W - 1)."""
     W = past.size(-1) - T_in + 1
@@ -564,5 +562,4 @@ def _tanh_(x: Tensor) -> Tensor:
 
 def _may_run_again() -> bool:
     """Says if backward may run again (``retain_graph``) and must not overwrite saved tensors."""
-    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return keeps_graph is None or keeps_graph()
+    return torch._C._autograd._get_current_graph_task_keep_graph()

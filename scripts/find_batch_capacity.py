@@ -33,13 +33,14 @@ from data_utils import (
     training_sampler,
     validation_batches,
 )
-from decoder import check_fast_path
+from decoder import check_fast_path, graphs
 from hparams import HParams, create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from training.device import (
     choose_device,
     free_memory,
+    full_precision,
     is_out_of_memory,
     peak_memory,
 )
@@ -117,7 +118,9 @@ def measure(
     )
     try:
         model = Tacotron2(hparams).to(device)
-        check_fast_path(model, short_batch(data.train_set, device))
+        with full_precision():
+            for note in check_fast_path(model, short_batch(data.train_set, device)):
+                print(f"note: {note}")
         optimizer, epochs = Adam(model.parameters()), range(hparams.epochs)
         try_run(model, loss_function, optimizer, data, epochs, check_stop=lambda: None)
     except UserError:  # a batch does not fit
@@ -126,6 +129,8 @@ def measure(
         if is_out_of_memory(error):
             return None
         raise
+    if device.type == "cuda" and not graphs.turn_off():
+        return None  # what only fits without CUDA graphs is too much
     return (
         torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else peak_memory(device)
     )

@@ -16,6 +16,7 @@ from torch.autograd import grad
 
 from decoder import graphs
 from decoder.graphs import STEPS
+from training.device import full_precision
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -63,7 +64,7 @@ def inputs_of(T: int, B: int) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_graphs_give_the_same_numbers_and_are_captured_once(captured, monkeypatch, masked, dtype):
     """Both batches have the shapes of the first, but other weights, lengths and texts."""
-    for B in (3, 5):
+    for B in (3, 5, 8):
         inputs = inputs_of(2 * STEPS + 3, B)
         with_graphs = results(inputs, masked, dtype=dtype)
         with monkeypatch.context() as patch:
@@ -92,14 +93,12 @@ def test_the_model_in_graphs_equals_the_reference(captured, changes):
     assert captured.called
 
 
+@full_precision()  # which restores it
 def test_graphs_of_one_precision_are_not_used_in_another(captured):
-    cuda = torch.backends.cuda.matmul
-    before = cuda.allow_tf32
     for allowed, n_captured in ((False, 4), (True, 8), (False, 8)):
-        cuda.allow_tf32 = allowed
+        torch.backends.cuda.matmul.allow_tf32 = allowed
         results(inputs_of(STEPS, 3))
         assert captured.call_count == n_captured
-    cuda.allow_tf32 = before
 
 
 def test_graphs_of_all_shapes_share_the_memory_of_the_largest(captured):
@@ -139,7 +138,8 @@ def test_a_shape_that_cannot_be_captured_runs_without(captured, capsys, error):
 
 
 def test_graphs_that_are_turned_off_give_back_buffers_and_pool(captured, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", Mock(side_effect=[1, 2]))
+    if not GPU:
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", Mock(side_effect=[1, 2]))
     graphs._pool.cache_clear()
     inputs, first = inputs_of(STEPS, 3), graphs._pool()
     expected = results(inputs)

@@ -16,6 +16,7 @@ from decoder.scan import STEPS
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
+from training.device import full_precision
 
 PADDED = ([17, 9, 5], [23, 41, 1])  # text and mel lengths
 F32, F64 = torch.float32, torch.float64
@@ -36,12 +37,12 @@ def arguments(T: int, B: int = 3, H: int = 3, dtype: torch.dtype = F64) -> list[
     return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
-def decode(inputs: Sequence[Tensor], recurrences=scan, **options) -> tuple[Tensor, Tensor, Tensor]:
+def decode(inputs: Sequence[Tensor], **options) -> tuple[Tensor, Tensor, Tensor]:
     """Decodes texts of 6, 4, 2, 6, 4, 2, ... characters."""
     x, memory, keys, *parameters = inputs
     lengths = T_IN - 2 * (torch.arange(x.size(1)) % 3)
     padding = (torch.arange(T_IN) >= lengths[:, None]).to(x.device)
-    return recurrences.decode(x, memory, keys, padding, *parameters, **options)
+    return scan.decode(x, memory, keys, padding, *parameters, **options)
 
 
 # The recurrences alone
@@ -98,20 +99,19 @@ def run(model: Tacotron2, batch: Batch, implementation: str) -> tuple[dict, dict
     return output._asdict(), gradients, validation._asdict()
 
 
-def assert_equal(
-    model: Tacotron2, batch: Batch, tolerance: float, implementation: str = "scan"
-) -> None:
+@full_precision()
+def assert_equal(model: Tacotron2, batch: Batch, tolerance: float) -> None:
     """Relative error of each output and gradient against the loop's."""
     outputs, gradients, validation = run(model, batch, "reference")
     total = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     assert total.isfinite()
-    our_outputs, our_gradients, our_validation = run(model, batch, implementation)
+    our_outputs, our_gradients, our_validation = run(model, batch, "scan")
     for name, ours in (our_outputs | our_gradients).items():
         expected = (outputs | gradients)[name]
         # A bias before batch norm has no gradient but rounding.
         least = total if name.endswith("conv.bias") else 0
         error = (ours - expected).norm() / max(expected.norm(), least)
-        assert error < tolerance, f"{implementation}: {name}: {error}"
+        assert error < tolerance, f"{name}: {error}"
     rtol, atol = (1e-3, 1e-5) if batch.mel.dtype is F32 else (1e-7, 1e-7)
     assert_close(our_validation, validation, rtol=rtol, atol=atol)
 
@@ -154,15 +154,13 @@ def test_bf16_gradients_are_as_close_as_its_8_bits():
         assert 1e-4 < errors[0] < 0.05 and 1e-4 < errors[1] < 0.05 and 1e-3 < errors[2] < 0.1
 
 
+def test_weight_gradients_by_onednn_are_the_same(monkeypatch):
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    assert_equal(build(), batch_of(*PADDED, F32), 1e-4)
+
+
 def test_without_onednn_the_results_are_the_same(monkeypatch):
     assert products.has_onednn(F32) == torch.backends.mkldnn.is_available()
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert not products.has_onednn(F32)
     assert_equal(build(), batch_of(*PADDED, F32), 1e-4)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("changes", [{}, NO_DROPOUT])
-def test_on_a_gpu_the_model_equals_the_reference(changes):
-    device = torch.device("cuda")
-    assert_equal(build(**changes).to(device), batch_of(*PADDED, F32).to(device), 1e-3)

@@ -36,7 +36,7 @@ def test_what_needs_a_gpu_is_refused_on_a_cpu():
     [
         ((6, 1), "no kernel image is available", "install PyTorch 2.14 or older, built with CUDA"),
         ((7, 0), "no kernel image is available", "install PyTorch 2.14 or older, built with CUDA"),
-        ((3, 5), "no kernel image is available", "hide it by CUDA_VISIBLE_DEVICES="),
+        ((3, 5), "no kernel image is available", "hide it with CUDA_VISIBLE_DEVICES=''"),
         ((12, 1), "no kernel image is available", "install the newest PyTorch"),
         ((8, 0), "unspecified launch failure", "update the driver, or restart the computer"),
     ],

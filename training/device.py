@@ -73,6 +73,8 @@ def _start_cuda(device: torch.device, precision: str) -> None:
     try:
         one.fill_(1).item()
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         raise UserError(_why_no_kernel_runs(device, error)) from None
 
 
@@ -92,7 +94,7 @@ def _why_no_kernel_runs(device: torch.device, error: RuntimeError) -> str:
         f"{built_for}"
     )
     if major < 5:
-        return f"{problem}; no current PyTorch supports it: hide it by CUDA_VISIBLE_DEVICES="
+        return f"{problem}; no current PyTorch supports it: hide it with CUDA_VISIBLE_DEVICES=''"
     if (major, minor) < (7, 5):
         return f"{problem}; install PyTorch 2.14 or older, built with CUDA 12.6 (pytorch.org)"
     return f"{problem}; install the newest PyTorch, built with the newest CUDA (pytorch.org)"

@@ -31,7 +31,8 @@ from training.device import (
     synchronize,
 )
 
-SPILLED = 4  # times as slow as twice the time of half a batch is a batch that is not all on the GPU
+SPILLED = 4  # a batch this many times slower than twice half of it has probably spilled
+WITHOUT_GRAPHS = "note: memory ran out: training goes on without CUDA graphs, more slowly"
 Result = TypeVar("Result")
 
 
@@ -77,13 +78,9 @@ def without_graphs_if_full(function: Callable[[], Result], device: torch.device)
     except (RuntimeError, MemoryError) as error:
         if distributed.SEVERAL or not may_be_out_of_memory(error) or not graphs.turn_off():
             raise
-    _say_that_graphs_are_freed(device)  # not before the error is gone, which holds tensors
+    free_cached_memory(device)  # not before the error is gone, which holds tensors
+    tqdm.write(WITHOUT_GRAPHS)
     return function()
-
-
-def _say_that_graphs_are_freed(device: torch.device) -> None:
-    free_cached_memory(device)
-    tqdm.write("note: memory ran out: training goes on without CUDA graphs, more slowly")
 
 
 # Before a run
@@ -162,8 +159,9 @@ def largest_fitting(
     for n in [*range(len(items), 1, -max(len(items) // 8, 1)), 1]:
         error = memory_error(model, loss_function, optimizer, items[:n])
         if error and graphs.turn_off():
-            _say_that_graphs_are_freed(next(model.parameters()).device)
             error = memory_error(model, loss_function, optimizer, items[:n])
+            if not error:
+                tqdm.write(WITHOUT_GRAPHS)
         if not error:
             return n
     if is_out_of_memory(error):
@@ -212,8 +210,8 @@ def warn_if_spilled(
     whole, half = seconds(items), seconds(items[::2])
     if whole > SPILLED * 2 * half:
         print(
-            f"note: a step of {len(items)} clips takes {whole:.1f} s, and of every other one "
-            f"{half:.1f} s: the GPU's memory seems to be full and the computer's used, which is "
+            f"note: a step of {len(items)} clips takes {whole:.1f} s, and of half of them "
+            f"{half:.1f} s: the GPU's memory seems to be full, and the host's is used, which is "
             "slow; set a smaller batch_capacity_seconds or batch_size"
         )
 
