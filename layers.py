@@ -40,15 +40,20 @@ class ConvNorm(nn.Module):
         return self.conv(x)
 
 
+def restore_buffers(module: nn.Module, values: Sequence[Tensor]) -> None:
+    """Sets a module's buffers, such as batch norm's running statistics, to ``values``."""
+    for buffer, value in zip(module.buffers(), values, strict=True):
+        buffer.copy_(value)
+
+
 @contextmanager
 def preserved_buffers(module: nn.Module) -> Iterator[None]:
-    """Restores a module's buffers, such as batch norm's running statistics, at the end."""
+    """Restores a module's buffers at the end."""
     before = [buffer.clone() for buffer in module.buffers()]
     try:
         yield
     finally:
-        for buffer, value in zip(module.buffers(), before, strict=True):
-            buffer.copy_(value)
+        restore_buffers(module, before)
 
 
 def length_mask(lengths: Tensor, n: int) -> Tensor:

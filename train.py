@@ -26,7 +26,6 @@ from typing import Any
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
-from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from tqdm import tqdm
 
@@ -36,6 +35,7 @@ from cli import UserError, counted, make_folder, replacing
 from data_utils import Batch, Data, load_ahead
 from decoder import check_fast_path
 from hparams import MAY_CHANGE, PRESETS, HParams, parse_overrides, settings_table
+from layers import restore_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import speak
@@ -314,33 +314,25 @@ class Run:
             scalars to log, means over the processes
         """
         before = [buffer.clone() for buffer in self.model.buffers()]
-        values = memory.without_graphs_if_full(
-            partial(self.compute_gradients, batch.to(self.device), share, before), self.device
-        )
+        compute = partial(self.compute_gradients, batch.to(self.device), share)
+        values = memory.without_graphs_if_full(compute, self.model, before)
         if math.isfinite(values["loss"] + values["grad_norm"]):
             self.optimizer.step()
             self.progress.step += 1
             self.progress.bad_steps = 0
             self.progress.add(loss=values["loss"])
         else:
-            self.restore_buffers(before)
+            restore_buffers(self.model, before)
             self.progress.bad_steps += 1
             self.progress.add(skipped=1)
         return values | {"learning_rate": self.optimizer.param_groups[0]["lr"]}
 
-    def compute_gradients(
-        self, batch: Batch, share: tuple[float, float], buffers: list[Tensor]
-    ) -> dict[str, float]:
-        """Computes and clips the gradients, and returns the scalars of :meth:`step`. If memory runs
-        out, the model has ``buffers`` again."""
+    def compute_gradients(self, batch: Batch, share: tuple[float, float]) -> dict[str, float]:
+        """Computes and clips the gradients; returns scalars, means over the processes."""
         self.optimizer.zero_grad()
-        try:
-            # The mean over the processes, of gradients too, is the mean over all frames.
-            loss = self.loss_function(self.replica(batch), batch, share)
-            loss.objective.backward()
-        except (RuntimeError, MemoryError):
-            self.restore_buffers(buffers)
-            raise
+        # The mean over the processes, of gradients too, is the mean over all frames.
+        loss = self.loss_function(self.replica(batch), batch, share)
+        loss.objective.backward()
         grad_norm = clip_grad_norm_(self.model.parameters(), self.hparams.grad_clip_thresh)
         values = {
             "loss": loss.total.item(),  # waits for the GPU
@@ -350,10 +342,6 @@ class Run:
         if self.hparams.guided_attention_weight:
             values["guided_attention_loss"] = loss.guided_attention.item()
         return distributed.mean(values)
-
-    def restore_buffers(self, values: list[Tensor]) -> None:
-        for buffer, value in zip(self.model.buffers(), values, strict=True):
-            buffer.copy_(value)
 
     def report_skipped(self, batch: Batch, values: dict[str, float]) -> None:
         """Logs a skipped step and names its clips.
@@ -412,9 +400,8 @@ class Run:
         progress, epoch = self.progress, self.progress.epoch
         parts = self.model, self.data, self.loss_function, self.stop.check
         with memory.explained(f"epoch {epoch + 1}, validation: out of memory", True):
-            validation, samples = memory.without_graphs_if_full(
-                partial(validate_run, *parts), self.device
-            )
+            validate = partial(validate_run, *parts)
+            validation, samples = memory.without_graphs_if_full(validate, self.model)
         tqdm.write(
             f"epoch {epoch + 1}: validation loss {validation['loss']:.4f}, masked "
             f"{validation['masked_loss']:.4f}, alignment {validation['diagonality']:.2f}"

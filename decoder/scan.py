@@ -167,8 +167,8 @@ class _LSTM(torch.autograd.Function):
 
 
 @dataclass(eq=False)
-class LSTMForward:
-    """Steps of an LSTM."""
+class Recurrence:
+    """What all steps of an LSTM read."""
 
     weight_hh: Tensor  # (4H, H)
     B: int
@@ -178,6 +178,10 @@ class LSTMForward:
     def __post_init__(self) -> None:
         self.recur = Product(self.weight_hh, self.B)
 
+
+class LSTMForward(Recurrence):
+    """Steps of an LSTM."""
+
     def run(self, gates: Tensor, cell: Tensor, hidden: Tensor, mask: Tensor | None) -> None:
         """Activates gates (n, B, 4H), which hold the inputs' part. The first row of cell and hidden
         (n + 1, B, H) is from before the first step; the others are written."""
@@ -186,14 +190,8 @@ class LSTMForward:
             _cell(gate, self.recur(hidden[t]), cell[t], cell[t + 1], hidden[t + 1], masks[t])
 
 
-@dataclass(eq=False)
-class LSTMBackward:
+class LSTMBackward(Recurrence):
     """The backward of LSTMForward, from the last step to the first."""
-
-    weight_hh: Tensor  # (4H, H)
-    B: int
-    scale: float
-    n_written = 3
 
     def __post_init__(self) -> None:
         self.recur = Product(self.weight_hh.t(), self.B)

@@ -152,6 +152,8 @@ def test_bf16_gradients_are_as_close_as_its_8_bits():
     for ours in vectors[1:]:
         errors = [(x - y).norm() / y.norm() for x, y in zip(ours, vectors[0], strict=True)]
         assert 1e-4 < errors[0] < 0.05 and 1e-4 < errors[1] < 0.05 and 1e-3 < errors[2] < 0.1
+    product, x, term = products.Product(torch.randn(5, 3).bfloat16(), 2), *torch.randn(2, 2, 5)
+    assert torch.equal(product.plus(x[:, :3], term), term + product(x[:, :3]).float())  # in fp32
 
 
 def test_weight_gradients_by_onednn_are_the_same(monkeypatch):

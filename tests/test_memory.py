@@ -161,7 +161,7 @@ def test_several_processes_do_not_take_a_step_again(monkeypatch, graphs_that_fil
     monkeypatch.setattr(memory.distributed, "SEVERAL", True)
     fails = Mock(side_effect=FULL)
     with pytest.raises(torch.OutOfMemoryError):
-        memory.without_graphs_if_full(fails, torch.device("cpu"))
+        memory.without_graphs_if_full(fails, build())
     assert fails.call_count == 1 and not graphs_that_fill.called
 
 
@@ -177,13 +177,7 @@ def test_a_batch_that_fits_without_graphs_is_not_too_large(monkeypatch, capsys, 
 @pytest.mark.parametrize(("whole", "noted"), [(1.9, False), (7.5, False), (9.0, True)])
 def test_on_wsl_a_batch_that_spills_is_noted(monkeypatch, capsys, whole, noted):
     """Half of it takes a second."""
-    clock = [0.0]
-
-    def step(_, __, ___, items):
-        clock[0] += whole if len(items) == 4 else 1.0
-
-    monkeypatch.setattr(memory, "memory_error", step)
-    monkeypatch.setattr(memory.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(memory, "step_seconds", lambda *parts: whole if len(parts[3]) == 4 else 1.0)
     memory.warn_if_spilled(None, None, None, [blank(5, 6)] * 4)
     printed = capsys.readouterr().out
     line = f"note: a step of 4 clips takes {whole:.1f} s, and of half of them 1.0 s: .*; set a "

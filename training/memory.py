@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from tqdm import tqdm
 
@@ -18,7 +19,7 @@ from corpus.clips import Clip
 from data_utils import Batch, Data, Item, MelDataset, batch_capacity, collate, padded_frames
 from decoder import graphs
 from hparams import HParams
-from layers import preserved_buffers
+from layers import preserved_buffers, restore_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from training import distributed
@@ -67,9 +68,11 @@ def explained(problem: str, others_passed: bool = False) -> Iterator[None]:
         ) from None
 
 
-def without_graphs_if_full(function: Callable[[], Result], device: torch.device) -> Result:
+def without_graphs_if_full(
+    function: Callable[[], Result], model: Tacotron2, buffers: Sequence[Tensor] | None = None
+) -> Result:
     """Calls ``function``. If memory runs out while CUDA graphs hold some of it, they are freed, a
-    line says so, and ``function`` is called again.
+    line says so, and ``function`` is called again, with the model's ``buffers`` as given.
 
     Several processes do not try again: the others are in the middle of what they do together.
     """
@@ -78,7 +81,10 @@ def without_graphs_if_full(function: Callable[[], Result], device: torch.device)
     except (RuntimeError, MemoryError) as error:
         if distributed.SEVERAL or not may_be_out_of_memory(error) or not graphs.turn_off():
             raise
-    free_cached_memory(device)  # not before the error is gone, which holds tensors
+    # Not before the error is gone, which holds tensors.
+    free_cached_memory(next(model.parameters()).device)
+    if buffers is not None:
+        restore_buffers(model, buffers)
     tqdm.write(WITHOUT_GRAPHS)
     return function()
 
@@ -198,22 +204,26 @@ def warn_if_spilled(
 ) -> None:
     """Prints a note if a batch takes so much longer than half of it that it does not seem to fit.
     On WSL2 the driver moves to the host what a GPU has no room for, and nothing fails."""
-
-    def seconds(items: list[Item]) -> float:
-        memory_error(model, loss_function, optimizer, items)  # cuDNN looks for the fastest, once
-        start = time.perf_counter()
-        memory_error(model, loss_function, optimizer, items)
-        return time.perf_counter() - start
-
     if len(items) < 2:
         return
-    whole, half = seconds(items), seconds(items[::2])
+    whole = step_seconds(model, loss_function, optimizer, items)
+    half = step_seconds(model, loss_function, optimizer, items[::2])
     if whole > SPILLED * 2 * half:
         print(
             f"note: a step of {len(items)} clips takes {whole:.1f} s, and of half of them "
             f"{half:.1f} s: the GPU's memory seems to be full, and the host's is used, which is "
             "slow; set a smaller batch_capacity_seconds or batch_size"
         )
+
+
+def step_seconds(
+    model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
+) -> float:
+    """Returns the time of a second step: in the first one, cuDNN chooses its kernels."""
+    for _ in range(2):
+        start = time.perf_counter()
+        memory_error(model, loss_function, optimizer, items)
+    return time.perf_counter() - start
 
 
 def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:
