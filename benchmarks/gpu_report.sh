@@ -2,7 +2,7 @@
 # Measures what is worth knowing on a GPU, and checks that training is exact there: "On a GPU" in
 # docs/performance.md.
 #
-#     bash benchmarks/gpu_report.sh          # at most 14 minutes; writes gpu_report/report.md
+#     bash benchmarks/gpu_report.sh          # at most 12 minutes; writes gpu_report/report.md
 #     bash benchmarks/gpu_report.sh Steps    # only the parts whose titles match
 #
 # With NVIDIA=DIR, a clone of github.com/NVIDIA/tacotron2, its own loop is timed too.
@@ -66,16 +66,17 @@ END
     local options=(--rounds 4 --frames 600 --batch_sizes 16 32 64)
     [ -z "$nvidia" ] || { loop=nvidia; options+=(--nvidia "$nvidia"); }
 
-    check "Tests" 300 -m pytest -q \
-        tests/test_decoder_graphs.py tests/test_decoder_scan.py tests/test_model.py
-    check "Stops and kills" 50 -m pytest -q -k "random_moments and two_frames" tests/test_resume.py
-    measure "Steps in fp32" 150 $step "${options[@]}"  # a loop like NVIDIA's, with graphs, without
+    check "Tests" 150 -m pytest -q -n 4 tests/test_decoder_graphs.py tests/test_decoder_scan.py \
+        tests/test_model.py tests/test_device.py tests/test_memory.py
+    check "Stops and kills" 60 -m pytest -q -k "random_moments and two_frames" tests/test_resume.py
+    measure "Steps in fp32" 120 $step "${options[@]}"  # a loop like NVIDIA's, with graphs, without
     if "$python" -c "from torch import cuda; exit(cuda.get_device_capability() < (8, 0))" 2> /dev/null; then
         measure "Steps in tf32" 120 $step "${options[@]}" \
             --implementations $loop+tf32 scan+tf32 eager+tf32
     fi
-    measure "An epoch of LJSpeech" 90 $step --epoch --rounds 3 --batches 4 --implementations scan
-    measure "Five epochs of the full model" 80 train.py -o "$folder/run" --hparams "$noise,epochs=5"
+    measure "An epoch of LJSpeech" 170 $step --epoch --batchings all --rounds 3 --batches 4 \
+        --implementations scan
+    measure "Five epochs of the full model" 120 train.py -o "$folder/run" --hparams "$noise,epochs=5"
     grep '"event": "epoch"' "$folder/run/metrics.jsonl" 2> /dev/null || true
     [ -z "$failed" ] || { printf '\nFAILED:%s\n' "$failed"; return 1; }
 }

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -102,10 +103,10 @@ def _find_graph(loop: Any, tensors: Sequence[Tensor | None]) -> Graph | None:
 
 
 def _first_line(error: BaseException) -> str:
-    """Returns the first line of the first of the errors that led to ``error``."""
+    """Returns the beginning of the first of the errors that led to ``error``."""
     while error.__context__:
         error = error.__context__
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return shorten(f"{type(error).__name__}: {error}".partition("\n")[0], 100, placeholder=" ...")
 
 
 def _capture(loop: Any, tensors: Sequence[Tensor | None]) -> torch.cuda.CUDAGraph:
@@ -130,6 +131,7 @@ def _capture(loop: Any, tensors: Sequence[Tensor | None]) -> torch.cuda.CUDAGrap
                 # could be drawn.
                 generator = torch.cuda.default_generators[tensors[0].get_device()]
                 generator.graphsafe_set_state(generator.clone_state())
+                _pool.cache_clear()  # nothing else can be captured into this one
                 raise
     finally:
         if was_collecting:

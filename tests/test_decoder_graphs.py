@@ -40,6 +40,7 @@ def captured(monkeypatch):
     monkeypatch.setattr(graphs, "_graphs", {})
     monkeypatch.setattr(graphs, "_buffers", {})
     monkeypatch.setattr(graphs, "_enabled", True)
+    graphs._pool.cache_clear()  # PyTorch frees a pool with its last graph
     monkeypatch.setattr(graphs, "usable", lambda _: True)
     capture = Mock(side_effect=graphs._capture if GPU else StandIn)
     monkeypatch.setattr(graphs, "_capture", capture)
@@ -137,10 +138,21 @@ def test_a_shape_that_cannot_be_captured_runs_without(captured, capsys, error):
     assert not any(tensor() is not None for tensor in tensors)
 
 
+@pytest.mark.skipif(not GPU, reason="there is no GPU")
+def test_a_capture_that_fails_does_not_break_the_next():
+    """Neither when it is alone in the memory pool, nor when other graphs share it."""
+    waits = Mock(run=lambda x: x.sum().item())  # which a capture forbids
+    for B in (3, 20):
+        with pytest.raises(RuntimeError):
+            graphs._capture(waits, [torch.zeros(3, device=DEVICE)])
+        results(inputs_of(STEPS, B))
+        assert all(graphs._graphs.values())
+    assert len(graphs._graphs) == 8
+
+
 def test_graphs_that_are_turned_off_give_back_buffers_and_pool(captured, monkeypatch):
     if not GPU:
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", Mock(side_effect=[1, 2]))
-    graphs._pool.cache_clear()
     inputs, first = inputs_of(STEPS, 3), graphs._pool()
     expected = results(inputs)
     memory = [weakref.ref(buffer) for buffer in graphs._buffers.values()]
@@ -172,6 +184,7 @@ def test_nothing_is_collected_during_a_capture_and_its_first_error_counts(monkey
         assert graphs._first_line(error.value).endswith("CUDA out of memory. Tried to allocate")
         generator = cuda.default_generators.__getitem__.return_value
         assert generator.graphsafe_set_state.called  # else dropout could not draw
+        assert not graphs._pool.cache_info().currsize  # what follows needs another
     else:
         assert graphs._capture(loop, [tensor]) is cuda.CUDAGraph()
     assert collecting == [False, False] and gc.isenabled()

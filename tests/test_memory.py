@@ -262,14 +262,16 @@ def test_out_of_memory_anywhere_is_one_line(settings, run, monkeypatch, where):
 def test_the_memory_of_a_cpu_ends_as_a_gpus_does(tmp_path, settings):
     """800 MiB more than the imports take, which 60 M parameters with moments do not fit."""
     code = (
-        "import resource, train; from cli import exit_on_user_error\n"
+        "import resource, torch, train; from cli import exit_on_user_error\n"
+        "torch.set_num_threads(2)  # their stacks count\n"
         "pages = int(open('/proc/self/statm').read().split()[5])  # a CUDA build has more\n"
         "limit = pages * resource.getpagesize() + 800 * 2**20\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"
         "exit_on_user_error(train.main)"
     )
     large = settings.replace("postnet_embedding_dim=8", "postnet_embedding_dim=2000") + "epochs=1"
-    process = Forked("-c", code, "-o", tmp_path / "run", "--hparams", large)
+    options = "-o", tmp_path / "run", "--hparams", large
+    process = Forked("-c", code, *options, CUDA_VISIBLE_DEVICES="")
     _, errors = process.communicate()
     message = r"error: a batch of \d clips, up to \d+ .*; not even one clip .*\n"
     assert process.returncode == 2 and re.match(message, errors), errors
