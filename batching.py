@@ -22,71 +22,92 @@ length; batch capacity, base batch size x longest length.
 
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
-# Strategies: from lengths (n,) to the order of the clips, (n,). To add one, write a function, and
-# give it a name here and a case in plan_batches().
-
-STRATEGIES = ("RAND", "SB", "SSB", "BKT", "ATS")
+# Strategies. Each returns the clips in an order, in one array or in several; no batch has clips of
+# two arrays. To add a strategy, write a function and give it a row in STRATEGIES.
 
 
-def random_order(lengths: ndarray, rng: Generator) -> ndarray:
+def random_order(lengths: ndarray, rng: Generator) -> list[ndarray]:
     """RAND (Sec. 2): puts all clips in random order."""
-    return rng.permutation(len(lengths))
+    return [rng.permutation(len(lengths))]
 
 
-def sorted_order(lengths: ndarray, rng: Generator, longest_first: bool) -> ndarray:
+def sorted_order(lengths: ndarray, rng: Generator, longest_first: bool = True) -> list[ndarray]:
     """SB (Sec. 2): sorts by length, from the longest down as the paper's code does, or from the
     shortest up. Clips of equal length are in random order (Sec. 5)."""
     return semi_sorted(lengths, rng, 0, longest_first)
 
 
-def semi_sorted(lengths: ndarray, rng: Generator, lrf: float, longest_first: bool) -> ndarray:
+def semi_sorted(
+    lengths: ndarray, rng: Generator, lrf: float = 0.1, longest_first: bool = True
+) -> list[ndarray]:
     """SSB (Sec. 2, eq. 2-3): sorts by length + uniform noise, ``lrf * (max - min length)`` wide.
     ``lrf=0`` is SB; with 1000 it is practically RAND."""
+    if not 0 <= lrf <= 1e6:
+        raise ValueError(f"lrf={lrf}: use 0 to 1e6")
     noise = rng.random(len(lengths))
     noisy_lengths = lengths + lrf * np.ptp(lengths) * noise
     order = np.lexsort((noise, noisy_lengths))  # by noisy length, and ties by the noise alone
-    return order[::-1].copy() if longest_first else order
+    return [order[::-1].copy() if longest_first else order]
 
 
 def buckets(
     lengths: ndarray,
     rng: Generator,
-    bucket_size: int,
-    bucket_edges: str,
-    n_buckets: int,
-    longest_first: bool,
+    bucket_size: int = 1024,
+    bucket_edges: str = "size",
+    n_buckets: int = 10,
+    longest_first: bool = True,
 ) -> list[ndarray]:
     """BKT (Sec. 3): sorts as SB does, divides into buckets in that order, shuffles each bucket.
 
     Buckets have ``bucket_size`` clips; or there are ``n_buckets``, of "uniform" width or of
     equally many clips ("quantile"; Gonzalez et al. 2023, Sec. 2). One bucket is RAND.
     """
-    order, rank = sorted_order(lengths, rng, longest_first), np.arange(len(lengths))
+    _check_count("bucket_size", bucket_size)
+    _check_count("n_buckets", n_buckets)
+    (order,), rank = sorted_order(lengths, rng, longest_first), np.arange(len(lengths))
     if bucket_edges == "size":
         bucket = rank // bucket_size
     elif bucket_edges == "quantile":
         bucket = rank * n_buckets // len(lengths)
-    else:
+    elif bucket_edges == "uniform":
         bucket = (lengths[order] - lengths.min()) * n_buckets // (np.ptp(lengths) + 1)
+    else:
+        raise ValueError(f"bucket_edges={bucket_edges!r}: use size, uniform or quantile")
     ends = np.flatnonzero(np.diff(bucket)) + 1
     return [rng.permutation(clips) for clips in np.split(order, ends)]
 
 
-def alternated(lengths: ndarray, rng: Generator, n_bins: int) -> ndarray:
+def alternated(lengths: ndarray, rng: Generator, n_bins: int = 58) -> list[ndarray]:
     """ATS (Sec. 3): shuffles, divides into ``n_bins`` equal bins, sorts them up and down in turn.
     One bin is SB; one batch per bin is RAND."""
+    _check_count("n_bins", n_bins)
     bins = np.array_split(rng.permutation(len(lengths)), min(n_bins, len(lengths)))
     for b, clips in enumerate(bins):
         by_length = np.argsort(lengths[clips], kind="stable")
         bins[b] = clips[by_length[::-1] if b % 2 else by_length]
-    return np.concatenate(bins)
+    return [np.concatenate(bins)]
+
+
+class Strategy(NamedTuple):
+    order: Callable[..., list[ndarray]]  # from lengths (n,), a random generator and the settings
+    settings: tuple[str, ...] = ()  # names of the settings that it reads
+
+
+STRATEGIES = {
+    "RAND": Strategy(random_order),
+    "SB": Strategy(sorted_order, ("longest_first",)),
+    "SSB": Strategy(semi_sorted, ("lrf", "longest_first")),
+    "BKT": Strategy(buckets, ("bucket_size", "bucket_edges", "n_buckets", "longest_first")),
+    "ATS": Strategy(alternated, ("n_bins",)),
+}
 
 
 # From an order to batches
@@ -118,18 +139,13 @@ def plan_batches(
     capacity: int | None = None,
     seed: int = 0,
     epoch: int = 0,
-    longest_first: bool = True,
-    lrf: float = 0.1,
-    bucket_size: int = 1024,
-    bucket_edges: str = "size",
-    n_buckets: int = 10,
-    n_bins: int = 58,
+    **settings: Any,
 ) -> list[ndarray]:
     """Plans the batches of one epoch. The same arguments always give the same plan.
 
     Args:
         lengths: (n,) whole numbers above 0, in any unit (frames, samples, tokens).
-        strategy: RAND, SB, SSB (Sec. 2), BKT or ATS (Sec. 3). Settings of the others are ignored.
+        strategy: a name in ``STRATEGIES``: RAND, SB, SSB (Sec. 2), BKT or ATS (Sec. 3).
         batch_size: clips per batch; with DBS the base batch size.
         dynamic_batch_size: DBS (Sec. 4): extend each batch while size x longest length
             stays within ``capacity``.
@@ -137,19 +153,22 @@ def plan_batches(
         capacity: DBS: limit of size x longest length, in the unit of ``lengths``;
             None: ``batch_size`` x the longest length.
         seed, epoch: the random numbers depend on ``seed + epoch``.
-        longest_first: SB, SSB, BKT: sort from the longest down, not from the shortest up.
-        lrf: SSB: width of the noise, as a share of the range of the lengths.
-        bucket_size: BKT: clips per bucket, with ``bucket_edges="size"``.
-        bucket_edges: BKT: "size", "uniform" or "quantile"; see :func:`buckets`.
-        n_buckets: BKT: number of buckets, with the other two.
-        n_bins: ATS: number of bins.
+        settings: arguments of the strategies' functions, which explain them: ``lrf`` of SSB, say.
+            Those that the strategy does not read are ignored.
 
     Returns:
         Batches in training order, each int64, (size,): indices of clips.
 
     Raises:
+        TypeError: a setting that no strategy has.
         ValueError: an impossible argument, or a clip longer than the capacity.
     """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy={strategy!r}: use one of {', '.join(STRATEGIES)}")
+    for name in settings:
+        if not any(name in known.settings for known in STRATEGIES.values()):
+            raise TypeError(f"{name}: no strategy has such a setting")
+    _check_count("batch_size", batch_size)
     lengths = _as_lengths(lengths)
     longest = int(lengths.max())
     if capacity is None:
@@ -161,43 +180,20 @@ def plan_batches(
             f"capacity={capacity}: clip {lengths.argmax()} has length {longest}; use at least that "
             "capacity, or leave out longer clips"
         )
-    for name, value in (
-        ("batch_size", batch_size),
-        ("bucket_size", bucket_size),
-        ("n_buckets", n_buckets),
-        ("n_bins", n_bins),
-    ):
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name}={value}: use a whole number, 1 or more")
-    if not 0 <= lrf <= 1e6:
-        raise ValueError(f"lrf={lrf}: use 0 to 1e6")
-    if bucket_edges not in ("size", "uniform", "quantile"):
-        raise ValueError(f"bucket_edges={bucket_edges!r}: use size, uniform or quantile")
     if seed + epoch < 0:
         raise ValueError(f"seed + epoch={seed + epoch}: use 0 or more")
 
     # Not default_rng(seed + epoch): lengths drawn from that would be sorted by their own noise.
     # Any number would do in place of 5, but would give other plans.
     rng = np.random.default_rng((seed + epoch, 5))
-    match strategy:
-        case "RAND":
-            groups = [random_order(lengths, rng)]
-        case "SB":
-            groups = [sorted_order(lengths, rng, longest_first)]
-        case "SSB":
-            groups = [semi_sorted(lengths, rng, lrf, longest_first)]
-        case "BKT":  # no batch may cross a bucket
-            groups = buckets(lengths, rng, bucket_size, bucket_edges, n_buckets, longest_first)
-        case "ATS":
-            groups = [alternated(lengths, rng, n_bins)]
-        case _:
-            raise ValueError(f"strategy={strategy!r}: use one of {', '.join(STRATEGIES)}")
+    order, names = STRATEGIES[strategy]
+    read = {name: settings[name] for name in names if name in settings}
     plan = []
-    for order in groups:
+    for clips in order(lengths, rng, **read):
         if dynamic_batch_size:
-            plan += dynamic_batches(order, lengths, capacity)
+            plan += dynamic_batches(clips, lengths, capacity)
         else:
-            plan += fixed_batches(order, batch_size)
+            plan += fixed_batches(clips, batch_size)
     if batch_randomization:
         plan = [plan[j] for j in rng.permutation(len(plan))]
     return plan
@@ -216,6 +212,11 @@ def _as_lengths(lengths: Sequence[int] | ndarray) -> ndarray:
     if lengths[shortest] < 1:
         raise ValueError(f"clip {shortest} has length {lengths[shortest]}: leave it out")
     return lengths.astype(np.int64, copy=False)
+
+
+def _check_count(name: str, value: int) -> None:
+    if not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name}={value}: use a whole number, 1 or more")
 
 
 # What a plan is like
@@ -251,52 +252,6 @@ def batch_statistics(lengths: Sequence[int] | ndarray, plan: Sequence[ndarray]) 
     )
 
 
-def solve_randomness(
-    lengths: Sequence[int] | ndarray, strategy: str, target_zpr: float, **settings: Any
-) -> float | int:
-    """Finds the ``lrf`` of SSB, ``bucket_size`` of BKT or ``n_bins`` of ATS that gives a wanted
-    ZPR.
-
-    This makes strategies comparable, as in the paper's Table 1. It is the largest value whose
-    ZPR, averaged over eight epochs, is at most ``target_zpr`` (a fraction). Bucket sizes are
-    multiples of the batch size. ``settings`` go to :func:`plan_batches`, but batches are fixed
-    unless they say otherwise.
-
-    Raises:
-        ValueError: another strategy, or a target that no value reaches.
-    """
-    settings = {"dynamic_batch_size": False, "batch_size": 16, **settings}
-    batch_size, n = settings["batch_size"], len(lengths)
-    solvable = {  # setting, step of the search, fewest and most steps
-        "SSB": ("lrf", 1 / 1024, 0, 2**15),
-        "BKT": ("bucket_size", batch_size, 1, -(-n // batch_size)),
-        "ATS": ("n_bins", 1, 1, max(n // batch_size, 1)),
-    }
-    if strategy not in solvable:
-        raise ValueError(f"strategy={strategy!r}: has no such setting; use {', '.join(solvable)}")
-    name, step, low, high = solvable[strategy]
-
-    def zpr(steps: int) -> float:
-        plans = (
-            plan_batches(lengths, strategy, epoch=epoch, **{name: steps * step}, **settings)
-            for epoch in range(8)
-        )
-        return sum(batch_statistics(lengths, plan).zpr for plan in plans) / 8
-
-    least, largest = zpr(low), zpr(high)
-    if not least <= target_zpr <= largest:
-        raise ValueError(
-            f"target_zpr={target_zpr}: {strategy} gives {least:.4f} to {largest:.4f} here; use a "
-            "value in between"
-        )
-    if largest == target_zpr:
-        return high * step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if zpr(middle) <= target_zpr else (low, middle)
-    return low * step
-
-
 # The sampler
 
 
@@ -323,6 +278,15 @@ def deal_batches(
     dealt = np.append(shortest_first[::-1], repeated).reshape(-1, num_replicas)
     steps = np.sort(dealt, axis=1)
     return steps[np.argsort(steps[:, 0], kind="stable")]
+
+
+class _Position(NamedTuple):
+    """Where a sampler is."""
+
+    epoch: int
+    first: int = 0  # batch of the epoch that the iteration begins with
+    n_drawn: int = 0  # batches of the epoch up to the last one drawn
+    begun: bool = False  # whether an iteration has begun
 
 
 class EpochBatchSampler:
@@ -369,10 +333,13 @@ class EpochBatchSampler:
             **settings,
         }
         self.batch_size = None if dynamic_batch_size else batch_size
-        # set_epoch() also sets the batch that an iteration starts at (_first), how many batches
-        # have been handed out (_done), and whether an iteration has begun (_begun).
-        self.epoch = -1
+        self._position = _Position(-1)
         self.set_epoch(0)
+
+    @property
+    def epoch(self) -> int:
+        """Returns the number of the epoch, from 0."""
+        return self._position.epoch
 
     @property
     def sampler(self) -> "EpochBatchSampler":
@@ -383,8 +350,8 @@ class EpochBatchSampler:
         """Plans ``epoch``. It starts at its first batch, or at the batch that was loaded."""
         if epoch != self.epoch:
             self.plan = plan_batches(self.lengths, seed=self.seed, epoch=epoch, **self.settings)
-        if epoch != self.epoch or self._begun:
-            self.epoch, self._first, self._done, self._begun = epoch, 0, 0, False
+        if epoch != self.epoch or self._position.begun:
+            self._position = _Position(epoch)
 
     @property
     def steps(self) -> ndarray:
@@ -412,16 +379,16 @@ class EpochBatchSampler:
     def __len__(self) -> int:
         """Returns the number of batches of the next iteration, or of the one that has begun; after
         :meth:`start_at`, of what is left of the epoch."""
-        return (len(self.plan) + self.n_repeated) // self._replica()[0] - self._first
+        return (len(self.plan) + self.n_repeated) // self._replica()[0] - self._position.first
 
     def __iter__(self) -> Iterator[list[int]]:
         # A generator, which runs at the first batch: DataLoader calls iter() twice an epoch.
-        if self._begun:
+        if self._position.begun:
             self.set_epoch(self.epoch + 1)
-        self._begun = True
+        self._position = self._position._replace(begun=True)
         plan, steps, (_, rank) = self.plan, self.steps, self._replica()
-        for step in range(self._first, len(steps)):
-            self._done = step + 1
+        for step in range(self._position.first, len(steps)):
+            self._position = self._position._replace(n_drawn=step + 1)
             yield plan[steps[step, rank]].tolist()
 
     def start_at(self, epoch: int, batch: int) -> None:
@@ -434,7 +401,7 @@ class EpochBatchSampler:
         n_batches = len(self.steps)
         if not 0 <= batch <= n_batches:
             raise ValueError(f"batch={batch}: epoch {epoch} has {n_batches} batches")
-        self._first, self._done, self._begun = batch, batch, False
+        self._position = _Position(epoch, first=batch, n_drawn=batch)
 
     def state_dict(self, batch: int | None = None) -> dict[str, int]:
         """Returns the state after ``batch`` batches of the epoch; None: after those handed out.
@@ -442,7 +409,7 @@ class EpochBatchSampler:
         With DataLoader workers, which draw batches ahead of training, the training loop must count
         them (as torchdata's StatefulDataLoader does).
         """
-        batch = self._done if batch is None else batch
+        batch = self._position.n_drawn if batch is None else batch
         return {"epoch": self.epoch, "batch": batch, "checksum": self._checksum()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

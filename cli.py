@@ -1,4 +1,4 @@
-"""What all programs here share: the error that a user can fix, arguments, safe files."""
+"""What all programs share: errors that a user can fix, arguments, and writing files."""
 
 import argparse
 import errno
@@ -13,7 +13,7 @@ from typing import IO, Any, NoReturn
 
 from tqdm import tqdm
 
-# Shown on a terminal, not in a log (disable=None), by the first of torchrun's processes alone.
+# A bar is shown on a terminal, not in a log (disable=None), and only by torchrun's rank 0.
 _RANK = os.environ["RANK"] if "TORCHELASTIC_RUN_ID" in os.environ else "0"
 progress_bar = partial(tqdm, disable=None if _RANK == "0" else True, dynamic_ncols=True)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -21,7 +21,7 @@ READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class UserError(ValueError):
-    """Something that the user can fix: one line with the location, the value and the fix."""
+    """Something that the user can fix. Its one line says where, the value, and the fix."""
 
 
 def counted(n: int, noun: str, plural: str = "s") -> str:
@@ -40,7 +40,7 @@ def exit_on_user_error(
         reports: whether this process prints the message.
         end: ends the process with the exit status.
     """
-    # Log files get each line at once, whatever characters their encoding lacks.
+    # Log files get each line at once. Characters that their encoding lacks are escaped.
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     message, status = "", 0
     try:
@@ -71,7 +71,7 @@ def exit_on_user_error(
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's parser, without abbreviations; errors are a :class:`UserError`."""
+    """argparse's parser without abbreviations, which raises :class:`UserError`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -81,14 +81,14 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """An argument's type: a whole number, 1 or more."""
+    """Parses an argument that is a whole number, 1 or more."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: use a whole number, 1 or more")
     return int(text)
 
 
 def seed(text: str) -> int:
-    """An argument's type: a seed."""
+    """Parses an argument that is a seed."""
     if not text.isdecimal() or int(text) >= 2**31:
         raise argparse.ArgumentTypeError(f"{text}: use a whole number, 0 to {2**31 - 1}")
     return int(text)
@@ -113,7 +113,7 @@ def make_folder(path: Path, fix: str = "give another folder") -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file to write, which replaces ``path`` once it is complete and on the disk. Several
+    """Opens a file to write. It replaces ``path`` once it is complete and on the disk. Several
     processes may write the same file at once.
     """
     part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
@@ -123,7 +123,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except OSError as error:  # that of a full disk names no file
+    except OSError as error:  # on a full disk it names no file
         error.filename = error.filename or str(path)
         raise
     finally:

@@ -10,12 +10,12 @@ strategies", Interspeech 2021).
 import ast
 import dataclasses
 import difflib
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from batching import STRATEGIES
 from cli import UserError
 from text import alphabet, check_alphabet
 
@@ -47,11 +47,9 @@ def _odd(default: int, meaning: str) -> Any:
     return _setting(default, meaning, lambda x: x > 0 and x % 2, "use an odd number")
 
 
-def _one_of(choices: str, meaning: str) -> Any:
-    """Makes a field that is one of several words, by default the first."""
-    words = choices.split()
-    fix = f"use one of {', '.join(words)}"
-    return _setting(words[0], f"{' | '.join(words)}: {meaning}", lambda x: x in words, fix)
+def _one_of(default: str, choices: Iterable[str], meaning: str) -> Any:
+    fix = f"use one of {', '.join(choices)}"
+    return _setting(default, f"{' | '.join(choices)}: {meaning}", lambda x: x in choices, fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,16 +61,19 @@ class HParams:
     epochs: int = _above_0(220, "passes over the training set, also those before -c; or set hours")
     hours: float = _from_0(0.0, "train for about so many hours instead of epochs; 0: off")
     epochs_per_validation: int = _above_0(2, "validate every N epochs")
-    precise_batch_norm: int = _from_0(0, "also validate with batch norm re-estimated on N batches")
     speak_every: int = _from_0(0, "speak speak_texts at every Nth validation, and the last; 0: off")
     speak_texts: tuple[str, ...] = _setting(SPEAK_TEXTS, "texts not in the training set")
     epochs_per_checkpoint: int = _above_0(2, "save a checkpoint every N epochs")
     checkpoint_minutes: float = _from_0(10.0, "also every N minutes, mid-epoch; 0: off")
     keep_checkpoints: int = _above_0(2, "how many of the newest to keep, besides the best")
     decoder: str = _one_of(
-        "auto scan reference", "scan is fast, reference calls the modules; auto: scan if they agree"
+        "auto",
+        ("auto", "scan", "reference"),
+        "scan is fast, reference calls the modules; auto: scan if they agree",
     )
-    precision: str = _one_of("fp32 tf32 bf16", "of matrix products; tf32 on a GPU only")
+    precision: str = _one_of(
+        "fp32", ("fp32", "tf32", "bf16"), "of matrix products; tf32 on a GPU only"
+    )
     deterministic: bool = _setting(False, "deterministic GPU algorithms, where torch has them")
     check_memory: bool = _setting(True, "first see whether the largest batches fit in memory")
     max_bad_steps: int = _above_0(10, "end after N steps in a row of non-finite loss or gradient")
@@ -83,7 +84,9 @@ class HParams:
     validation_files: str = _setting("filelists/ljspeech_val.txt", "filelists, joined with +")
     text_cleaners: tuple[str, ...] = _setting(CLEANERS, "of text/cleaners.py, in this order")
     symbols: str = _setting("", "the alphabet, or @FILE that has it; empty: text/symbols.py")
-    on_bad_clip: str = _one_of("error skip", "refuse to start, or leave out up to 1 % of the clips")
+    on_bad_clip: str = _one_of(
+        "error", ("error", "skip"), "refuse to start, or leave out up to 1 % of the clips"
+    )
     max_text_length: int = _above_0(500, "longest text allowed, in symbols")
     cache_mels: bool = _setting(True, "keep computed mels on disk; False computes them every time")
     mel_cache_dir: str = _setting("mel_cache", "folder for the cached mels")
@@ -99,14 +102,16 @@ class HParams:
     mel_fmax: float = _above_0(8000.0, "upper edge of the mel bands, Hz")
 
     # Batching (Sec. 2-5)
-    batching_strategy: str = _one_of("SSB RAND SB BKT ATS", "order of the clips (Sec. 2-3)")
+    batching_strategy: str = _one_of("SSB", STRATEGIES, "order of the clips (Sec. 2-3)")
     batch_size: int = _above_0(16, "clips per batch; the base batch size with dynamic_batch_size")
     dynamic_batch_size: bool = _setting(True, "DBS: fill each batch to the capacity (Sec. 4)")
     batch_randomization: bool = _setting(True, "BR: shuffle the order of the batches (Sec. 5)")
     longest_first: bool = _setting(True, "SB, SSB, BKT: sort from the longest clip down, or up")
     lrf: float = _from_0(0.1, "SSB: local randomisation factor: noise over the lengths' range")
     bucket_size: int = _above_0(1024, "BKT: clips per bucket, with bucket_edges=size")
-    bucket_edges: str = _one_of("size uniform quantile", "BKT: how to divide the clips")
+    bucket_edges: str = _one_of(
+        "size", ("size", "uniform", "quantile"), "BKT: how to divide the clips"
+    )
     n_buckets: int = _above_0(10, "BKT: number of buckets, with uniform or quantile edges")
     n_bins: int = _above_0(58, "ATS: number of bins")
     batch_capacity: int = _from_0(0, "DBS: frames with padding; 0: batch_size x longest clip")
@@ -151,7 +156,9 @@ class HParams:
     )
     weight_decay: float = _from_0(1e-6, "Adam's L2 penalty")
     grad_clip_thresh: float = _above_0(1.0, "largest L2 norm of the whole gradient")
-    loss: str = _one_of("padded masked", "what to minimise: with padding, as NVIDIA's, or without")
+    loss: str = _one_of(
+        "padded", ("padded", "masked"), "what to minimise: with padding, as NVIDIA's, or without"
+    )
     guided_attention_weight: float = _from_0(0.0, "of guided attention (Tachibana et al. 2018)")
     guided_attention_sigma: float = _above_0(0.2, "width of the diagonal that it does not penalise")
     ignore_layers: tuple[str, ...] = _setting(("embedding.weight",), "not loaded by --warm_start")
@@ -211,7 +218,7 @@ PRESETS = {
 # What may change when a run is resumed; anything else would make it another run. The filelists
 # are compared by what they list.
 MAY_CHANGE = {
-    "epochs", "hours", "epochs_per_validation", "precise_batch_norm", "epochs_per_checkpoint",
+    "epochs", "hours", "epochs_per_validation", "epochs_per_checkpoint",
     "checkpoint_minutes", "speak_every", "speak_texts",
     "keep_checkpoints", "max_bad_steps", "check_memory", "decoder", "data_dir",
     "training_files", "validation_files", "on_bad_clip", "max_text_length", "cache_mels",
@@ -257,20 +264,6 @@ def audio_settings(sampling_rate: int) -> dict[str, int | float]:
         "filter_length": 1 << (win_length - 1).bit_length(),
         "mel_fmax": min(HParams.mel_fmax, sampling_rate / 2),
     }
-
-
-def recorded_hparams(folder: Path) -> HParams:
-    """Returns the settings in a run's hparams.json, or raises :class:`UserError`."""
-    file = folder / "hparams.json"
-    if not file.exists():
-        raise UserError(f"{folder}: holds no run; name the output of run_all.sh or train.py")
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
-        return HParams(**settings)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        problem = f"not the settings of a run of this version ({error})"
-        raise UserError(f"{file}: {problem}; name another folder") from None
 
 
 def settings_table() -> str:

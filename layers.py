@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,42 @@ class ConvNorm(nn.Module):
         return self.conv(x)
 
 
+def conv_batch_norm(in_dim: int, out_dim: int, kernel_size: int, gain: str) -> nn.Sequential:
+    """Makes a convolution that is followed by batch norm."""
+    return nn.Sequential(ConvNorm(in_dim, out_dim, kernel_size, gain=gain), nn.BatchNorm1d(out_dim))
+
+
+class Prenet(nn.Module):
+    """Bottleneck for the frames of the last step. Its dropout stays on, in inference too."""
+
+    def __init__(self, hparams: Any) -> None:
+        super().__init__()
+        step_dim = hparams.n_mel_channels * hparams.n_frames_per_step
+        dims = [step_dim, hparams.prenet_dim, hparams.prenet_dim]
+        self.p_dropout = hparams.p_prenet_dropout
+        self.layers = nn.ModuleList(LinearNorm(dims[i], dims[i + 1], bias=False) for i in range(2))
+
+    def forward(self, frames: Tensor) -> Tensor:  # (..., D_step) -> (..., D_prenet)
+        for linear in self.layers:
+            frames = dropout(F.relu(linear(frames)), self.p_dropout, training=True)
+        return frames
+
+
+class LocationLayer(nn.Module):
+    """Turns the last and the summed attention weights into features of each symbol."""
+
+    def __init__(self, hparams: Any) -> None:
+        super().__init__()
+        n_filters = hparams.attention_location_n_filters
+        self.location_conv = ConvNorm(
+            2, n_filters, hparams.attention_location_kernel_size, bias=False
+        )
+        self.location_dense = LinearNorm(n_filters, hparams.attention_dim, bias=False, gain="tanh")
+
+    def forward(self, weights: Tensor) -> Tensor:  # (B, 2, T_in) -> (B, T_in, D_attention)
+        return self.location_dense(self.location_conv(weights).transpose(1, 2))
+
+
 def restore_buffers(module: nn.Module, values: Sequence[Tensor]) -> None:
     """Sets a module's buffers, such as batch norm's running statistics, to ``values``."""
     for buffer, value in zip(module.buffers(), values, strict=True):
@@ -48,7 +85,7 @@ def restore_buffers(module: nn.Module, values: Sequence[Tensor]) -> None:
 
 @contextmanager
 def preserved_buffers(module: nn.Module) -> Iterator[None]:
-    """Restores a module's buffers at the end."""
+    """Restores a module's buffers when the context ends."""
     before = [buffer.clone() for buffer in module.buffers()]
     try:
         yield
@@ -68,7 +105,7 @@ def repeat_steps(x: Tensor, n_frames_per_step: int) -> Tensor:
 
 
 def draw_mask(p: float, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Draws a dropout mask: False (drop) with probability ``p``, exact to 2e-10."""
+    """Draws a dropout mask, which is False (drop) with probability ``p``, exact to 2e-10."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - p).bool()
     # Each draw gives two 32-bit numbers: ten times as fast as bernoulli_ on most CPUs.
@@ -79,7 +116,12 @@ def draw_mask(p: float, shape: Sequence[int], device: torch.device) -> Tensor:
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """Does what ``F.dropout`` does, several times faster on a CPU, with a boolean mask."""
+    """Does what ``F.dropout`` does, several times faster on a CPU."""
     if not training or p == 0 or x.is_cuda:
         return F.dropout(x, p, training)
-    return x * draw_mask(p, x.shape, x.device) * (1 / (1 - p))
+    return drop(x, draw_mask(p, x.shape, x.device), p)
+
+
+def drop(x: Tensor, mask: Tensor | None, p: float) -> Tensor:
+    """Keeps the units that the ``mask`` of :func:`draw_mask` keeps; None: all of them."""
+    return x if mask is None else x * mask * (1 / (1 - p))

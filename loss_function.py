@@ -12,7 +12,7 @@ from layers import length_mask, repeat_steps
 class Loss(NamedTuple):
     """Scalars. ``mel``, ``mel_postnet`` and ``gate`` are means over padded tensors."""
 
-    objective: Tensor  # minimised by training: total or masked, + weight x guided_attention
+    objective: Tensor  # what training minimises: total or masked, + weight x guided_attention
     total: Tensor  # mel + mel_postnet + gate: NVIDIA's loss of a batch
     mel: Tensor  # mean squared error before the postnet
     mel_postnet: Tensor  # mean squared error after it
@@ -28,9 +28,9 @@ class Tacotron2Loss(nn.Module):
         guided_attention_weight: weight of the guided attention loss (Tachibana et al. 2018),
             which penalises attention away from the diagonal. The paper does not use it.
         guided_attention_sigma: their g, the width of the unpenalised diagonal (0 to 1).
-        loss: which one the objective has, "padded" (total) or "masked". With ``mask_padding`` the
-            first is about the second times real / padded frames of the batch, so that a badly
-            padded batch counts less.
+        loss: which of the two the objective has, "padded" (total) or "masked". With
+            ``mask_padding`` the first is about the second times the share of real frames in the
+            batch, so that a batch with much padding counts less.
     """
 
     def __init__(
@@ -52,8 +52,9 @@ class Tacotron2Loss(nn.Module):
                 ``alignment`` (B, T_out, T_in). A step's gate loss counts once for each frame.
             batch: targets ``mel`` and ``gate`` of the same shapes, ``mel_lengths`` and
                 ``text_lengths`` (B,).
-            share: of one of several processes: its frames, with padding and without, over their
-                mean among the processes. Means over the processes are then means over all frames.
+            share: for one of several processes, how many frames it has, with padding and without,
+                over the mean of the processes. The mean of their losses is then the mean over all
+                frames.
         """
         mel = (output.mel - batch.mel).square()  # (B, n_mels, T_out)
         mel_postnet = (output.mel_postnet - batch.mel).square()  # (B, n_mels, T_out)
@@ -84,8 +85,8 @@ class Tacotron2Loss(nn.Module):
     def _guided_attention(self, alignment: Tensor, batch: Any) -> Tensor:
         """Sums A x (1 - exp(-(n/N - t/T)^2 / 2g^2)) over characters; the mean over real frames.
 
-        A frame's attention sums to 1, so this is in [0, 1] for any text length. The mean over
-        characters in Tachibana et al. would shrink for longer texts.
+        A frame's attention sums to 1, so this is in [0, 1] for any text length. Tachibana et al.
+        take the mean over characters, which would shrink for longer texts.
         """
         _, T_out, T_in = alignment.shape
         distance = distance_from_diagonal(alignment, batch.text_lengths, batch.mel_lengths)

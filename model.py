@@ -2,6 +2,11 @@
 
 NVIDIA's published weights load with ``load_state_dict(..., strict=True)``. Decoder state is an
 argument and result of each step, never kept on a module.
+
+Inference calls all modules. Training passes the weights of the recurrent ones (``Encoder.lstm``,
+which stays itself on a GPU, and what ``Decoder.step`` calls) to decoder/, which computes the same
+faster. If you change one of them, :func:`decoder.check_fast_path` notices, and training calls it as
+well (as with ``decoder=reference``).
 """
 
 import math
@@ -14,7 +19,17 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from decoder import scan
-from layers import ConvNorm, LinearNorm, draw_mask, dropout, length_mask, repeat_steps
+from layers import (
+    LinearNorm,
+    LocationLayer,
+    Prenet,
+    conv_batch_norm,
+    draw_mask,
+    drop,
+    dropout,
+    length_mask,
+    repeat_steps,
+)
 
 CHECK_EVERY = 16  # steps of inference after which it is asked whether all clips have ended
 
@@ -39,6 +54,14 @@ class InferenceOutput(NamedTuple):
     stopped: Tensor  # (B,) False if max_decoder_steps cut the clip off
 
 
+class EncodedTexts(NamedTuple):
+    """What every decoder step attends to."""
+
+    memory: Tensor  # (B, T_in, D_encoder) the encoder's output
+    keys: Tensor  # (B, T_in, D_attention) memory_layer(memory)
+    padding: Tensor  # (B, T_in) True beyond a text's end
+
+
 class DecoderState(NamedTuple):
     """What a decoder step passes on to the next."""
 
@@ -51,44 +74,8 @@ class DecoderState(NamedTuple):
     context: Tensor  # (B, D_encoder)
 
 
-class Prenet(nn.Module):
-    """Bottleneck for the frames of the last step. Its dropout stays on, in inference too."""
-
-    def __init__(self, hparams: Any) -> None:
-        super().__init__()
-        step_dim = hparams.n_mel_channels * hparams.n_frames_per_step
-        dims = [step_dim, hparams.prenet_dim, hparams.prenet_dim]
-        self.p_dropout = hparams.p_prenet_dropout
-        self.layers = nn.ModuleList(LinearNorm(dims[i], dims[i + 1], bias=False) for i in range(2))
-
-    def forward(self, frames: Tensor) -> Tensor:  # (..., D_step) -> (..., D_prenet)
-        for linear in self.layers:
-            frames = dropout(F.relu(linear(frames)), self.p_dropout, training=True)
-        return frames
-
-
-class LocationLayer(nn.Module):
-    """Turns the last and the summed attention weights into features of each symbol."""
-
-    def __init__(self, hparams: Any) -> None:
-        super().__init__()
-        n_filters = hparams.attention_location_n_filters
-        self.location_conv = ConvNorm(
-            2, n_filters, hparams.attention_location_kernel_size, bias=False
-        )
-        self.location_dense = LinearNorm(n_filters, hparams.attention_dim, bias=False, gain="tanh")
-
-    def forward(self, weights: Tensor) -> Tensor:  # (B, 2, T_in) -> (B, T_in, D_attention)
-        return self.location_dense(self.location_conv(weights).transpose(1, 2))
-
-
 class Attention(nn.Module):
-    """Location-sensitive attention (Chorowski et al. 2015).
-
-    Inference calls this module. Training passes its weights to decoder/, which computes the same
-    faster. If you change the module, :func:`decoder.check_fast_path` notices, and training calls
-    it as well (as with ``decoder=reference``).
-    """
+    """Location-sensitive attention (Chorowski et al. 2015)."""
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
@@ -98,34 +85,24 @@ class Attention(nn.Module):
         self.v = LinearNorm(dim, 1, bias=False)
         self.location_layer = LocationLayer(hparams)
 
-    def forward(
-        self, query: Tensor, memory: Tensor, keys: Tensor, weights: Tensor, padding: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, query: Tensor, texts: EncodedTexts, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Attends once, in one decoder step.
 
         Args:
             query: (B, D_attention_rnn)
-            memory: (B, T_in, D_encoder)
-            keys: (B, T_in, D_attention), ``memory_layer(memory)``
             weights: (B, 2, T_in), those of the last step and their sum over all steps
-            padding: (B, T_in), True beyond a text's end
 
         Returns:
             context (B, D_encoder), weights (B, T_in)
         """
-        features = self.query_layer(query)[:, None] + self.location_layer(weights) + keys
+        features = self.query_layer(query)[:, None] + self.location_layer(weights) + texts.keys
         energies = self.v(torch.tanh(features)).squeeze(2)  # (B, T_in)
-        weights = F.softmax(energies.masked_fill(padding, -math.inf), dim=1)
-        return torch.bmm(weights[:, None], memory).squeeze(1), weights
+        weights = F.softmax(energies.masked_fill(texts.padding, -math.inf), dim=1)
+        return torch.bmm(weights[:, None], texts.memory).squeeze(1), weights
 
 
 class Encoder(nn.Module):
-    """Convolutions and a bidirectional LSTM over the symbols.
-
-    Inference calls ``lstm``. Training on a CPU passes its weights to decoder/scan.py, which is
-    faster. If you change ``lstm``, :func:`decoder.check_fast_path` notices, and training calls it
-    as well (as with ``decoder=reference``).
-    """
+    """Convolutions and a bidirectional LSTM over the symbols."""
 
     def __init__(self, hparams: Any) -> None:
         super().__init__()
@@ -133,7 +110,8 @@ class Encoder(nn.Module):
         dims += [hparams.encoder_embedding_dim] * hparams.encoder_n_convolutions
         self.p_dropout = hparams.p_encoder_dropout
         self.convolutions = nn.ModuleList(
-            _convolution(*pair, hparams.encoder_kernel_size, "relu") for pair in pairwise(dims)
+            conv_batch_norm(in_dim, out_dim, hparams.encoder_kernel_size, "relu")
+            for in_dim, out_dim in pairwise(dims)
         )
         self.lstm = nn.LSTM(dims[-1], dims[-1] // 2, batch_first=True, bidirectional=True)
         self.implementation = hparams.decoder
@@ -157,31 +135,11 @@ class Encoder(nn.Module):
                 x = dropout(F.relu(convolution(x)), self.p_dropout, self.training)
         x = x.transpose(1, 2).to(embedded.dtype)  # (B, T_in, D_encoder)
         if self.training and self.implementation != "reference" and not x.is_cuda:
-            return self._scan(x, lengths)  # on a GPU, cuDNN's LSTM
+            return scan.bidirectional_lstm(x, lengths, self.lstm)  # on a GPU, cuDNN's is fast
         packed = pack_padded_sequence(x, lengths, batch_first=True)
-        memory, _ = pad_packed_sequence(
-            self.lstm(packed)[0], batch_first=True, total_length=x.size(1)
-        )
+        packed, _ = self.lstm(packed)
+        memory, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.size(1))
         return memory
-
-    def _scan(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Runs the LSTM by scan: instead of packing, it reverses each text within its length."""
-        x = x.transpose(0, 1)  # (T_in, B, D_encoder)
-        n = torch.arange(len(x))[:, None]  # (T_in, 1)
-        turned = torch.where(n < lengths, lengths - 1 - n, n)[..., None]  # (T_in, B, 1)
-        weight = self.lstm.get_parameter
-        outputs = []
-        for suffix in ("", "_reverse"):
-            reverse = suffix == "_reverse"
-            hidden = scan.lstm(
-                x.gather(0, turned.expand_as(x)) if reverse else x,
-                weight(f"weight_ih_l0{suffix}"),
-                weight(f"weight_hh_l0{suffix}"),
-                weight(f"bias_ih_l0{suffix}") + weight(f"bias_hh_l0{suffix}"),
-            )
-            outputs.append(hidden.gather(0, turned.expand_as(hidden)) if reverse else hidden)
-        memory = torch.cat(outputs, 2).masked_fill((n >= lengths)[..., None], 0)
-        return memory.transpose(0, 1)
 
 
 class Decoder(nn.Module):
@@ -216,9 +174,7 @@ class Decoder(nn.Module):
         self,
         prenet_output: Tensor,
         state: DecoderState,
-        memory: Tensor,
-        keys: Tensor,
-        padding: Tensor,
+        texts: EncodedTexts,
         attention_mask: Tensor | None = None,
         decoder_mask: Tensor | None = None,
     ) -> DecoderState:
@@ -231,18 +187,13 @@ class Decoder(nn.Module):
             (state.attention_hidden, state.attention_cell),
         )
         # As in NVIDIA's code, the state that is carried on is the one after dropout.
-        attention_hidden = _drop(attention_hidden, attention_mask, self.p_attention_dropout)
-        context, weights = self.attention_layer(
-            attention_hidden,
-            memory,
-            keys,
-            torch.stack((state.weights, state.weights_sum), 1),
-            padding,
-        )
+        attention_hidden = drop(attention_hidden, attention_mask, self.p_attention_dropout)
+        past = torch.stack((state.weights, state.weights_sum), 1)
+        context, weights = self.attention_layer(attention_hidden, texts, past)
         decoder_hidden, decoder_cell = self.decoder_rnn(
             torch.cat((attention_hidden, context), 1), (state.decoder_hidden, state.decoder_cell)
         )
-        decoder_hidden = _drop(decoder_hidden, decoder_mask, self.p_decoder_dropout)
+        decoder_hidden = drop(decoder_hidden, decoder_mask, self.p_decoder_dropout)
         return DecoderState(
             attention_hidden,
             attention_cell,
@@ -253,18 +204,12 @@ class Decoder(nn.Module):
             context,
         )
 
-    def output_weights(self) -> tuple[Tensor, Tensor]:
-        """Returns weight (D_step + 1, D_decoder_rnn + D_encoder) and bias of frames and gate."""
-        layers = self.linear_projection.linear_layer, self.gate_layer.linear_layer
-        weight, bias = zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
-        return torch.cat(weight), torch.cat(bias)
-
-    @staticmethod
-    def project(
-        hidden: Tensor, context: Tensor, weight: Tensor, bias: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def project(self, hidden: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
         """Returns frames (..., D_step) and gate logits (...), of hidden states (..., D_decoder_rnn)
-        and contexts (..., D_encoder), as one product with :meth:`output_weights`."""
+        and contexts (..., D_encoder), as one product."""
+        layers = self.linear_projection.linear_layer, self.gate_layer.linear_layer
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = torch.cat([layer.bias for layer in layers])
         of_hidden, of_context = weight.split([hidden.size(-1), context.size(-1)], 1)
         output = F.linear(hidden, of_hidden, bias) + F.linear(context, of_context)
         return output[..., :-1], output[..., -1]
@@ -287,24 +232,26 @@ class Decoder(nn.Module):
         frames = F.pad(mel, (r, -r)).permute(2, 0, 1)  # (T_out, B, n_mels), the first r all zeros
         frames = frames.unflatten(0, (-1, r)).transpose(1, 2).flatten(2)  # (n_steps, B, D_step)
         frames = self.prenet(frames)  # (n_steps, B, D_prenet)
-        keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
-        # Drawn here, so that every implementation drops the same units.
-        T, B, _ = frames.shape
-        attention_mask, decoder_mask = (
-            draw_mask(p, (T, B, size), frames.device) if self.training and p else None
-            for p, size in (
-                (self.p_attention_dropout, self.attention_rnn_dim),
-                (self.p_decoder_dropout, self.decoder_rnn_dim),
-            )
-        )
-        inputs = frames, memory, keys, padding, attention_mask, decoder_mask
+        texts = EncodedTexts(memory, self.attention_layer.memory_layer(memory), padding)
+        # Both implementations drop these units.
+        attention_mask = self._draw_mask(self.p_attention_dropout, frames, self.attention_rnn_dim)
+        decoder_mask = self._draw_mask(self.p_decoder_dropout, frames, self.decoder_rnn_dim)
         if self.implementation == "reference":
-            *features, alignment = self._loop(*inputs)
+            hidden, context, alignment = self._loop(frames, texts, attention_mask, decoder_mask)
         else:
-            *features, alignment = self._scan(*inputs, dtype)
+            hidden, context, alignment = self._scan(
+                frames, texts, attention_mask, decoder_mask, dtype
+            )
         # (n_steps, B, D_step), (n_steps, B)
-        frames, gate = self.project(*features, *self.output_weights())
+        frames, gate = self.project(hidden, context)
         return self.by_frame(frames.transpose(0, 1), gate.t(), alignment.transpose(0, 1))
+
+    def _draw_mask(self, p: float, frames: Tensor, size: int) -> Tensor | None:
+        """Draws which of ``size`` units to keep in each step of each clip; None: all of them."""
+        if not self.training or p == 0:
+            return None
+        n_steps, B, _ = frames.shape
+        return draw_mask(p, (n_steps, B, size), frames.device)
 
     def by_frame(
         self, frames: Tensor, gate: Tensor, alignment: Tensor
@@ -323,13 +270,13 @@ class Decoder(nn.Module):
         ``gate_threshold``, or after ``max_steps`` steps. Returns what :meth:`forward` does, and
         whether each clip has ended by each step, (B, n_steps).
         """
-        keys = self.attention_layer.memory_layer(memory)  # (B, T_in, D_attention)
+        texts = EncodedTexts(memory, self.attention_layer.memory_layer(memory), padding)
         state = self.initial_state(memory)
         frame = memory.new_zeros(len(memory), self.step_dim)
-        frames, gates, weights, output_weights = [], [], [], self.output_weights()
+        frames, gates, weights = [], [], []
         for n in range(1, max_steps + 1):
-            state = self.step(self.prenet(frame), state, memory, keys, padding)
-            frame, gate = self.project(state.decoder_hidden, state.context, *output_weights)
+            state = self.step(self.prenet(frame), state, texts)
+            frame, gate = self.project(state.decoder_hidden, state.context)
             frames.append(frame)
             gates.append(gate)
             weights.append(state.weights)
@@ -338,50 +285,54 @@ class Decoder(nn.Module):
                 ended = end_probability(torch.stack(gates, 1)) > gate_threshold  # (B, n_steps)
                 if ended[:, -1].all():
                     break
-        n_running = int((~ended).any(0).sum())  # steps after which a clip goes on
-        frames, gates, weights = (x[: n_running + 1] for x in (frames, gates, weights))
-        outputs = self.by_frame(*(torch.stack(x, 1) for x in (frames, gates, weights)))
-        return *outputs, ended[:, : n_running + 1]
+        n = int((~ended).any(0).sum()) + 1  # up to the step by which the last clip has ended
+        mel, gate, alignment = self.by_frame(
+            torch.stack(frames[:n], 1), torch.stack(gates[:n], 1), torch.stack(weights[:n], 1)
+        )
+        return mel, gate, alignment, ended[:, :n]
 
     def _loop(
         self,
         frames: Tensor,
-        memory: Tensor,
-        keys: Tensor,
-        padding: Tensor,
+        texts: EncodedTexts,
         attention_mask: Tensor | None,
         decoder_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns hidden states (n_steps, B, D_decoder_rnn), contexts (n_steps, B, D_encoder) and
         alignment (n_steps, B, T_in), step by step."""
-        state = self.initial_state(memory)
+        state = self.initial_state(texts.memory)
         states = []
         for t, frame in enumerate(frames):
-            masks = (mask if mask is None else mask[t] for mask in (attention_mask, decoder_mask))
-            state = self.step(frame, state, memory, keys, padding, *masks)
-            states.append((state.decoder_hidden, state.context, state.weights))
-        return tuple(torch.stack(each) for each in zip(*states, strict=True))
+            state = self.step(
+                frame,
+                state,
+                texts,
+                None if attention_mask is None else attention_mask[t],
+                None if decoder_mask is None else decoder_mask[t],
+            )
+            states.append(state)
+        hidden = torch.stack([state.decoder_hidden for state in states])
+        context = torch.stack([state.context for state in states])
+        return hidden, context, torch.stack([state.weights for state in states])
 
     def _scan(
         self,
         frames: Tensor,
-        memory: Tensor,
-        keys: Tensor,
-        padding: Tensor,
+        texts: EncodedTexts,
         attention_mask: Tensor | None,
         decoder_mask: Tensor | None,
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns what :meth:`_loop` does, by decoder.scan."""
         rnn, layer = self.attention_rnn, self.attention_layer
-        of_frame, of_context = rnn.weight_ih.split([frames.size(2), memory.size(2)], 1)
+        of_frame, of_context = rnn.weight_ih.split([frames.size(2), texts.memory.size(2)], 1)
         conv = layer.location_layer.location_conv.conv.weight  # (n_filters, 2, kernel_size)
         dense = layer.location_layer.location_dense.linear_layer.weight  # (D_attention, n_filters)
         return scan.decode(
             frames,
-            memory,
-            keys,
-            padding,
+            texts.memory,
+            texts.keys,
+            texts.padding,
             of_frame,
             torch.cat((rnn.weight_hh, of_context), 1),
             rnn.bias_ih + rnn.bias_hh,
@@ -408,8 +359,8 @@ class Postnet(nn.Module):
         self.p_dropout = hparams.p_postnet_dropout
         gains = ["tanh"] * (n - 1) + ["linear"]
         self.convolutions = nn.ModuleList(
-            _convolution(*pair, hparams.postnet_kernel_size, gain)
-            for pair, gain in zip(pairwise(dims), gains, strict=True)
+            conv_batch_norm(in_dim, out_dim, hparams.postnet_kernel_size, gain)
+            for (in_dim, out_dim), gain in zip(pairwise(dims), gains, strict=True)
         )
 
     def forward(self, mel: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -507,19 +458,9 @@ def end_probability(gate: Tensor) -> Tensor:
     return -torch.expm1(-F.softplus(gate).cumsum(1))
 
 
-def _convolution(in_dim: int, out_dim: int, kernel_size: int, gain: str) -> nn.Sequential:
-    """Makes a convolution with batch norm."""
-    return nn.Sequential(ConvNorm(in_dim, out_dim, kernel_size, gain=gain), nn.BatchNorm1d(out_dim))
-
-
 def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:
     """Makes convolutions within it run in ``dtype``; None: in their input's."""
     return torch.autocast(x.device.type, dtype, enabled=dtype is not None)
-
-
-def _drop(hidden: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """Drops units of ``hidden`` out; the mask is True for those to keep."""
-    return hidden if mask is None else hidden * mask * (1 / (1 - p))
 
 
 def _mask(

@@ -1,7 +1,7 @@
 """Loads a trained model, speaks with it, and measures how good the speech is.
 
-Sources: mel-cepstral distortion as Battenberg et al. 2020 (arXiv:1910.10288) take it from mels,
-along dynamic time warping; attention errors as attention that is insufficient or dispersed
+Mel-cepstral distortion is computed from mels along dynamic time warping, as by Battenberg et al.
+2020 (arXiv:1910.10288). An attention error is attention that is insufficient or dispersed
 (Valentini-Botinhao and King, Interspeech 2021) or not monotonic (He et al., Interspeech 2019). The
 limits are ours: docs/speech.md says how often they are wrong.
 """
@@ -23,7 +23,7 @@ from hparams import create_hparams, parse_overrides
 from model import Tacotron2
 from training.checkpoint import checkpoint_file, load_checkpoint, load_weights, saved_hparams
 
-N_CEPSTRA = 13  # cepstral coefficients of the distortion, without the 0th, which is loudness
+N_CEPSTRA = 13  # cepstral coefficients in the distortion, without the 0th, which is loudness
 STOPS_EARLY = 0.75  # a shorter clip, as a share of the true length, has stopped early
 SKIPPED = 0.25  # a skipped word gets less attention, as a share of what its letters would get
 REPEAT_SYMBOLS, REPEAT_SECONDS = 5, 0.05  # how far, and how long, attention went back in a repeat
@@ -31,7 +31,7 @@ BREAK_WEIGHT, BREAK_SECONDS = 0.2, 0.2  # in a break no symbol got this weight, 
 
 
 class Spoken(NamedTuple):
-    """What a model made of a text."""
+    """A text that a model has spoken."""
 
     mel: Tensor  # (n_mels, T_out) log-mel, on the CPU
     alignment: Tensor  # (T_out, T_in) attention weights, on the CPU
@@ -45,15 +45,14 @@ def load_model(path: str | Path, overrides: str = "", **changes: Any) -> Tacotro
         model = load_model("runs/first", max_decoder_steps=2000)
 
     Args:
-        path: a checkpoint of train.py, export.py, NVIDIA's code or torchaudio's, or the folder of
-            a run, whose newest one it is. One without settings, as theirs, has those of preset
-            nvidia.
+        path: a checkpoint of train.py, export.py or NVIDIA's code, or the folder of a run, for its
+            newest checkpoint. NVIDIA's have no settings: those of preset nvidia are used.
         overrides: settings to change, ``"name=value,..."``, as for ``--hparams``
         changes: the same as keyword arguments
 
     Raises:
-        UserError: the file is no checkpoint, holds code, another model's weights or values that
-            are not finite; or a setting cannot be changed so.
+        UserError: the file is no checkpoint, or holds code, another model's weights or values that
+            are not finite; or a setting cannot be changed.
     """
     path = checkpoint_file(path)
     state = load_checkpoint(path)
@@ -64,7 +63,7 @@ def load_model(path: str | Path, overrides: str = "", **changes: Any) -> Tacotro
         print(f"note: {path}: has no settings in it; it is read with those of preset nvidia")
     changes = {"decoder": "auto", **changes, **parse_overrides(overrides)}
     if "hparams" in state and changes.get("symbols", hparams.symbols) != hparams.symbols:
-        raise UserError(f"setting symbols: {path} was trained with other ones; leave it out")
+        raise UserError(f"setting symbols: {path} was trained with others; leave it out")
     model = Tacotron2(dataclasses.replace(hparams, **changes))
     load_weights(model, state, path)
     for name, weight in model.state_dict().items():
@@ -81,11 +80,11 @@ def speak(
     """Yields each text's index and speech, the longest texts first, in batches of similar lengths.
 
     The same texts, seed and batch size give the same speech: ``seed`` seeds the prenet's dropout.
-    A training's random numbers are left as they are.
+    The random numbers of a training stay as they would be without it.
 
     Args:
-        model: in any mode, which it has again at the end.
-        texts: of symbol ids, none of them empty.
+        model: in training or evaluation mode, which it is in again at the end
+        texts: symbol ids of each text, none of them empty
     """
     device, training = next(model.parameters()).device, model.training
     order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
@@ -113,8 +112,9 @@ def mel_cepstral_distortion(mel: Tensor, target: Tensor) -> float:
     """Returns the distortion in dB between two log-mels (n_mels, T) of any two lengths: the mean
     distance of their cepstra along the path of dynamic time warping. It is 0 for equal ones.
 
-    It is the root of the mean square of the difference between two spectra in dB, smoothed by
-    keeping ``N_CEPSTRA`` coefficients, so that pitch and loudness do not count.
+    The distance of two cepstra is the root of the mean square of the difference between their
+    spectra in dB, smoothed by keeping ``N_CEPSTRA`` coefficients, so that pitch and loudness do not
+    count.
     """
     import librosa  # here: it takes seconds to import
 
@@ -130,7 +130,7 @@ def mel_cepstral_distortion(mel: Tensor, target: Tensor) -> float:
 
 
 class AttentionErrors(NamedTuple):
-    """What went wrong in an alignment."""
+    """The errors in an alignment."""
 
     skipped: list[str]  # words that got too little attention
     repeats: int  # times that attention went back
@@ -140,11 +140,11 @@ class AttentionErrors(NamedTuple):
 def attention_errors(alignment: Tensor, text: str, hop_seconds: float) -> AttentionErrors:
     """Finds the errors that an alignment (T_out, T_in) shows.
 
-    - A word is skipped if it gets less than ``SKIPPED`` of the attention that its letters would
-      get, were all letters of the text to get equally much.
-    - A repeat: for ``REPEAT_SECONDS`` or longer, the symbol with the largest weight lies
-      ``REPEAT_SYMBOLS`` or more before the farthest one so far.
-    - A break: for ``BREAK_SECONDS`` or longer, no symbol gets a weight of ``BREAK_WEIGHT``.
+    - A word is skipped if it gets less than ``SKIPPED`` of the attention that it would get if all
+      letters of the text got the same.
+    - In a repeat, the symbol with the largest weight lies ``REPEAT_SYMBOLS`` or more before the
+      farthest one so far, for ``REPEAT_SECONDS`` or longer.
+    - In a break, no symbol gets a weight of ``BREAK_WEIGHT``, for ``BREAK_SECONDS`` or longer.
 
     Args:
         text: a character for each of the ``T_in`` symbols; spaces separate words.
@@ -169,7 +169,7 @@ def attention_errors(alignment: Tensor, text: str, hop_seconds: float) -> Attent
     )
 
 
-def count_runs(flags: np.ndarray, least: float) -> int:
-    """Counts the runs of True that have ``least`` values or more."""
+def count_runs(flags: np.ndarray, min_length: float) -> int:
+    """Counts the runs of True that have ``min_length`` values or more."""
     edges = np.flatnonzero(np.diff(np.pad(flags.astype(int), 1)))
-    return int((edges[1::2] - edges[::2] >= least).sum())
+    return int((edges[1::2] - edges[::2] >= min_length).sum())

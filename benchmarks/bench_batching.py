@@ -14,15 +14,15 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import batch_statistics, plan_batches
 from cli import ArgumentParser, exit_on_user_error
-from corpus.lengths import ljspeech_lengths
 
-HOP_LENGTH = 276  # samples: 12.5 ms
+LJSPEECH_LENGTHS = Path(__file__).resolve().parent.parent / "filelists" / "ljspeech_lengths.csv"
 N_REPEATS = 11
 BATCH_SIZE = 16
 
@@ -156,8 +156,8 @@ def main() -> None:
     parser = ArgumentParser(description="Compare the batches of an epoch of LJSpeech.")
     parser.parse_args()
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}")
-    lengths = np.random.default_rng([0, 1]).choice(ljspeech_lengths(HOP_LENGTH), 10_480, False)
-    print_peers(lengths)
+    lengths = pd.read_csv(LJSPEECH_LENGTHS).frames_hop276.to_numpy()  # of 12.5 ms
+    print_peers(np.random.default_rng([0, 1]).choice(lengths, 10_480, replace=False))
 
 
 if __name__ == "__main__":

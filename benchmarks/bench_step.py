@@ -1,5 +1,5 @@
 """Time training steps: the recipe's decoders side by side with NVIDIA's code. Makes the tables of
-"Measured on a CPU" and "Products in bf16" in docs/performance.md.
+"Measured on a CPU" and "An epoch, by corpus and model" in docs/performance.md.
 
     git clone https://github.com/NVIDIA/tacotron2 nvidia
     python benchmarks/bench_step.py --nvidia nvidia --batch_sizes 16 48 --frames 400
@@ -36,6 +36,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
@@ -43,7 +44,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import plan_batches
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
-from corpus.lengths import LJSPEECH_LENGTHS, ljspeech_lengths, read_lengths
 from data_utils import Batch, Item, collate
 from decoder import graphs
 from hparams import HParams, create_hparams
@@ -62,9 +62,8 @@ from training.device import (
 Shape = tuple[list[int], list[int]]  # characters and frames of each clip of a batch
 Step = tuple[float, float, float, float, float, float]  # see Trainer.step
 N_CLIPS = 10_480  # LJSpeech's training clips in the paper
-BATCHINGS = [  # Table 2's
-    "RAND", "SB-BR", "SSB-BR", "BKT-BR", "ATS-BR", "SB", "SSB", "SB-DBS", "SSB-DBS", "SSB-DBS-BR",
-]  # fmt: skip
+ROOT = Path(__file__).resolve().parent.parent
+BATCHINGS = list(pd.read_csv(ROOT / "scripts" / "paper_table2.csv").batching)
 OPTIONS = {  # of an implementation
     "tf32": "precision=tf32",
     "bf16": "precision=bf16",
@@ -254,10 +253,9 @@ def epoch_shapes(
 def bench_epoch(args: Namespace) -> None:
     """Times epochs on LJSpeech's lengths, by each batching: all batches, or some of all sizes,
     whose time is extrapolated by padded frames."""
-    frames = ljspeech_lengths(HParams.hop_length)
-    characters = read_lengths(LJSPEECH_LENGTHS, "characters")
-    clips = np.random.default_rng(0).permutation(len(frames))[:N_CLIPS]
-    frames, characters = frames[clips], characters[clips]
+    clips = pd.read_csv(ROOT / "filelists" / "ljspeech_lengths.csv")
+    clips = clips.iloc[np.random.default_rng(0).permutation(len(clips))[:N_CLIPS]]
+    frames, characters = clips.frames_hop276.to_numpy(), clips.characters.to_numpy()
     labels = [*product(args.batchings, args.implementations)]
     minutes = {label: [] for label in labels}  # by round: of the wall clock, of the processor
     with processes(args, ([99] * 16, [400] * 16)) as pools:

@@ -1,10 +1,109 @@
-"""The log-mel spectrogram."""
+"""Sound files and their headers; the log-mel spectrogram."""
 
-from typing import Any
+import os
+import stat
+import struct
+from typing import Any, NamedTuple
 
 import numpy as np
+import soundfile
 import torch
 from torch import Tensor, nn
+
+from cli import UserError
+from hparams import HParams, audio_settings, format_overrides
+
+CONVERT = "scripts/prepare_corpus.py --convert_to DIR"
+
+
+# Sound files
+
+
+class Stamp(NamedTuple):
+    """Identifies a file's version."""
+
+    size: int  # bytes
+    mtime: int  # last change, ns
+    device: int
+    inode: int  # device and inode are the same for all names (links) of a file
+
+
+class ClipError(UserError):
+    """Says what is wrong with a clip. A report groups the errors that have the same ``kind``."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
+    """Returns the number of samples of a wav or flac, from its header, and its stamp.
+
+    Raises:
+        ClipError: the file is missing, unreadable or cut off, has another sampling rate, is not
+            mono, or is shorter than one window of the mel.
+    """
+    header, stamp = check_header(path)
+    # Reflection at both ends needs more than half an FFT.
+    shortest = max(hparams.win_length, hparams.filter_length // 2 + 1)
+    if header.samplerate != hparams.sampling_rate:
+        changes = audio_settings(header.samplerate).items()
+        settings = format_overrides({k: v for k, v in changes if v != getattr(hparams, k)})
+        fix = f"resample it to {hparams.sampling_rate} Hz ({CONVERT}), or set {settings}"
+        raise ClipError("rate", f"{path}: sampling rate {header.samplerate} Hz; {fix}")
+    if header.channels != 1:
+        problem = f"{header.channels} channels; mix it down to mono ({CONVERT})"
+        raise ClipError("channels", f"{path}: {problem}")
+    if header.format not in ("WAV", "WAVEX", "FLAC"):  # in others a cut may go unnoticed
+        problem = f"is {header.format}; convert it to wav or flac ({CONVERT})"
+        raise ClipError("format", f"{path}: {problem}")
+    if header.frames < shortest:
+        fix = f"remove the line, or use a clip of {shortest} samples or more"
+        raise ClipError("short", f"{path}: {header.frames} samples, too short for a mel; {fix}")
+    return header.frames, stamp
+
+
+def check_header(path: str) -> tuple[Any, Stamp]:
+    """Returns soundfile's description of a sound file of any kind, and the file's stamp. Raises
+    :class:`ClipError` if the file is missing, unreadable or cut off."""
+    try:
+        stamp = get_stamp(path)
+        header = soundfile.info(path)
+        promised, present = _data_bytes(path)
+    except OSError:
+        problem = "no such file; fix its line, or set data_dir"
+        raise ClipError("missing", f"{path}: {problem}") from None
+    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a .raw file
+        problem = f"not a readable sound file ({error}); replace it"
+        raise ClipError("unreadable", f"{path}: {problem}") from None
+    if promised > present:  # libsndfile reads what is there
+        counts = f"its header says {promised:,} bytes of samples, but it has {present:,}"
+        fix = "copy or convert it again, or remove the line"
+        raise ClipError("cut", f"{path}: cut off: {counts}; {fix}")
+    return header, stamp
+
+
+def _data_bytes(path: str) -> tuple[int, int]:
+    """Returns how many bytes of samples a wav file's header promises, and how many are there."""
+    with open(path, "rb") as file:
+        order = {b"RIFF": "<", b"RIFX": ">"}.get(file.read(12)[:4])
+        while order and len(head := file.read(8)) == 8:
+            name, size = struct.unpack(f"{order}4sI", head)
+            if name == b"data":
+                return size, os.fstat(file.fileno()).st_size - file.tell()
+            file.seek(size + size % 2, os.SEEK_CUR)
+    return 0, 0  # not a wav
+
+
+def get_stamp(path: str) -> Stamp:
+    """Returns a file's stamp. Raises OSError if there is no such file."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise FileNotFoundError(path)
+    return Stamp(status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
+
+
+# Mels
 
 
 class MelSpectrogram(nn.Module):
@@ -14,7 +113,7 @@ class MelSpectrogram(nn.Module):
     Slaney's mel scale and norm, reflect padding, floor 1e-5.
     """
 
-    def __init__(self, hparams: Any) -> None:
+    def __init__(self, hparams: HParams) -> None:
         super().__init__()
         self.n_fft, self.hop_length = hparams.filter_length, hparams.hop_length
         # In float64: a float32 FFT is off by up to 0.002 in the log of near-silent bands.
@@ -44,7 +143,7 @@ class MelSpectrogram(nn.Module):
         return torch.log(torch.clamp(self.mel_basis @ spectrum.abs(), min=1e-5)).float()
 
 
-def mel_basis(hparams: Any) -> np.ndarray:
+def mel_basis(hparams: HParams) -> np.ndarray:
     """Returns the mel filters for magnitudes: (n_mels, n_fft / 2 + 1) float64."""
     import librosa  # here: it takes seconds, and is not needed if all mels are cached
 

@@ -1,10 +1,10 @@
-"""The teacher-forced decoder: which implementation training uses, checked before it starts.
+"""The teacher-forced decoder: checks before training which implementation it may use.
 
     scan        the recurrences of decoder.scan, fast; on a GPU in CUDA graphs
     reference   the model's own modules, step by step: slow
 
-scan computes what the modules of model.py do, from their weights. Someone who changes a module need
-not know it: :func:`check_fast_path` notices, and training calls the modules.
+scan computes what the modules of model.py do, from their weights. You need not know it to change a
+module: :func:`check_fast_path` notices, and training calls the modules.
 """
 
 import re
@@ -23,11 +23,12 @@ def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
     """Checks that scan computes what the modules do, on a batch of a few frames.
 
     It compares outputs, and the gradient of each parameter, in training and in evaluation mode. If
-    they differ, someone has changed a module, and the encoder or the decoder uses its modules.
-    Nothing else of the model changes.
+    they differ, someone has changed a module, and the encoder or the decoder is set to use its
+    modules. Nothing else in the model changes.
 
     Returns:
-        a note for each of the two that differs, or a single one on what the modules raise
+        a note if the encoder differs and one if the decoder does, or a single note of the error
+        that the modules raise
 
     Raises:
         RuntimeError: the modules or scan fail, perhaps for want of memory.
@@ -56,7 +57,7 @@ def check_fast_path(model: nn.Module, batch: Any) -> list[str]:
 
 def _results(model: nn.Module, batch: Any, training: bool) -> dict[str, Tensor] | Exception:
     """Returns outputs and gradients, always with the same dropout; or the error that the model
-    raises, unless it may be one of memory."""
+    raises. If that may be for want of memory, it is raised here too."""
     devices = [batch.mel.device] if batch.mel.is_cuda else []
     weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
     try:
@@ -65,7 +66,7 @@ def _results(model: nn.Module, batch: Any, training: bool) -> dict[str, Tensor] 
             output = model(batch)
             results = {name: getattr(output, name) for name in ("mel", "gate", "alignment")}
             total = sum((x * x.detach().cos()).sum() for x in results.values())
-            # Within preserved_buffers: backward reads the buffers too.
+            # Here, where buffers are preserved, since backward reads them too.
             gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
     except Exception as error:  # a changed module may raise anything
         if _may_be_memory(error):
@@ -78,14 +79,15 @@ def _results(model: nn.Module, batch: Any, training: bool) -> dict[str, Tensor] 
 
 
 def _may_be_memory(error: Exception) -> bool:
-    """Returns whether ``error`` says no more of the modules than that memory may have run out."""
+    """Returns whether ``error`` may only mean that memory has run out."""
     signs = "CUBLAS_STATUS_NOT_INITIALIZED|ALLOC_FAILED|unable to find an engine|memory|primitive"
     return isinstance(error, MemoryError | RuntimeError) and bool(re.search(signs, str(error)))
 
 
 @contextmanager
 def _fp32(model: nn.Module, training: bool) -> Iterator[None]:
-    """Puts the model in this mode and in fp32, where more than rounding errors stand out."""
+    """Puts the model in training or evaluation mode, and in fp32, in which errors stand out from
+    rounding."""
     before = model.training, model.training_dtype
     model.train(training)
     model.training_dtype = None
@@ -101,8 +103,8 @@ def _fp32(model: nn.Module, training: bool) -> Iterator[None]:
 def _difference(
     expected: dict[str, Tensor], results: dict[str, Tensor] | Exception
 ) -> str | Exception | None:
-    """Returns the first difference that is not rounding, in words, or the error that was raised
-    instead of results; None if there is none."""
+    """Returns in words the first difference that is not rounding, or the error that was raised
+    instead of results; None if all is equal."""
     if isinstance(results, Exception):
         return results
     if unmatched := expected.keys() ^ results.keys():

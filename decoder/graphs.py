@@ -60,7 +60,7 @@ class Graph:
 
 
 _graphs: dict[tuple, Graph | None] = {}  # by loop and shapes; None: it cannot be captured
-_buffers: dict[tuple, Tensor] = {}  # their memory, by name or position, and type
+_buffers: dict[tuple, Tensor] = {}  # the graphs' memory, by name or position, and type
 _enabled = True
 
 
@@ -78,11 +78,11 @@ def turn_off() -> bool:
     """Frees all graphs, with their buffers and their memory pool, and makes every loop run without
     them from now on. Returns whether there was anything to free."""
     global _enabled
-    there_were, _enabled = bool(_buffers), False
+    had_buffers, _enabled = bool(_buffers), False
     _graphs.clear()
     _buffers.clear()
     _pool.cache_clear()  # PyTorch frees a pool with its last graph
-    return there_were
+    return had_buffers
 
 
 def _find_graph(loop: Any, tensors: Sequence[Tensor | None]) -> Graph | None:
@@ -93,7 +93,7 @@ def _find_graph(loop: Any, tensors: Sequence[Tensor | None]) -> Graph | None:
     if key not in _graphs:
         try:
             _graphs[key] = Graph(loop, tensors)
-        except Exception as error:  # PyTorch raises any, and the loop may still run without a graph
+        except Exception as error:  # PyTorch raises all kinds, and the loop may run without a graph
             _graphs[key] = None
             tqdm.write(
                 f"note: no CUDA graph of {type(loop).__name__} for {tensors[0].size(1)} clips "
@@ -147,13 +147,13 @@ def _tensors(loop: Any) -> dict[str, Tensor]:
 
 
 def _spec(value: Any) -> Any:
-    """Returns what must be the same of a tensor, or of another value, for a graph to fit."""
+    """Returns what must be equal for a graph to fit: shape, type and device, or another value."""
     return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else value
 
 
 def _buffer(name: str | int, like: Tensor | None) -> Tensor | None:
-    """Returns a buffer for ``like``. All graphs share the buffers' memory, if the largest
-    shape comes first: no two run at the same time, and each copies in what it reads."""
+    """Returns a buffer of the shape of ``like``. All graphs share the buffers' memory, if the
+    largest shape comes first: no two run at the same time, and each copies in what it reads."""
     if like is None:
         return None
     key, n = (name, like.dtype, like.device), like.numel()
@@ -163,9 +163,9 @@ def _buffer(name: str | int, like: Tensor | None) -> Tensor | None:
     return _buffers[key][:n].view(like.shape)
 
 
-def _copy(to: Iterable[Tensor | None], of: Iterable[Tensor | None]) -> None:
-    """Copies tensors, all of one type by one launch."""
-    pairs = [pair for pair in zip(to, of, strict=True) if pair[1] is not None]
+def _copy(targets: Iterable[Tensor | None], sources: Iterable[Tensor | None]) -> None:
+    """Copies tensors, in one launch for each type."""
+    pairs = [pair for pair in zip(targets, sources, strict=True) if pair[1] is not None]
     for dtype in {source.dtype for _, source in pairs}:
         same = [pair for pair in pairs if pair[1].dtype is dtype]
         torch._foreach_copy_([target for target, _ in same], [source for _, source in same])

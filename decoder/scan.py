@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from decoder import graphs
@@ -61,6 +61,35 @@ def lstm(
         (T, B, H)
     """
     return _LSTM.apply(x, weight_ih, weight_hh, bias, mask, scale, dtype or x.dtype)
+
+
+def bidirectional_lstm(x: Tensor, lengths: Tensor, module: nn.LSTM) -> Tensor:
+    """Runs a bidirectional LSTM of one layer over texts, without packing them: the second direction
+    reads each text reversed within its length.
+
+    Args:
+        x: (B, T_in, D), on the CPU
+        lengths: (B,)
+        module: whose weights are used
+
+    Returns:
+        (B, T_in, 2H), zeros beyond each text's end
+    """
+    x = x.transpose(0, 1)  # (T_in, B, D)
+    n = torch.arange(len(x))[:, None]  # (T_in, 1)
+    reversed_n = torch.where(n < lengths, lengths - 1 - n, n)[..., None]  # (T_in, B, 1)
+
+    def reverse(x: Tensor) -> Tensor:
+        return x.gather(0, reversed_n.expand_as(x))
+
+    def direction(x: Tensor, suffix: str) -> Tensor:
+        weight = module.get_parameter
+        bias = weight(f"bias_ih_l0{suffix}") + weight(f"bias_hh_l0{suffix}")
+        return lstm(x, weight(f"weight_ih_l0{suffix}"), weight(f"weight_hh_l0{suffix}"), bias)
+
+    forward, backward = direction(x, ""), reverse(direction(reverse(x), "_reverse"))
+    hidden = torch.cat((forward, backward), 2).masked_fill((n >= lengths)[..., None], 0)
+    return hidden.transpose(0, 1)
 
 
 def decode(
@@ -537,14 +566,14 @@ def _overlaid_windows(memory: Tensor, margin: int) -> tuple[Tensor, Tensor]:
 
 
 def _states(x: Tensor, size: int) -> Tensor:
-    """Allocates (T + 1, B, size), whose row t + 1 is that after step t; the first is zero."""
+    """Allocates states (T + 1, B, size): row t + 1 is the one after step t, and the first is 0."""
     states = x.new_empty(len(x) + 1, x.size(1), size)
     states[0] = 0
     return states
 
 
 def _steps(tensor: Tensor | None, t: int) -> Tensor | None:
-    """Returns the rows of STEPS steps from step t."""
+    """Returns the rows of STEPS steps, from step t on."""
     return None if tensor is None else tensor[t : t + STEPS]
 
 
@@ -559,5 +588,5 @@ def _tanh_(x: Tensor) -> Tensor:
 
 
 def _may_run_again() -> bool:
-    """Says if backward may run again (``retain_graph``) and must not overwrite saved tensors."""
+    """Returns whether backward may run again (``retain_graph``) and must keep saved tensors."""
     return torch._C._autograd._get_current_graph_task_keep_graph()

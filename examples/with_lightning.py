@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python examples/with_lightning.py
 
-It must not deal batches to several GPUs: the sampler has done so.
+Lightning must not distribute the batches over several GPUs: the sampler does.
 """
 
 import lightning
@@ -18,7 +18,7 @@ model, seen = torch.nn.Linear(4, 1), ([], [])
 
 
 class Module(lightning.LightningModule):
-    def train_dataloader(self):  # in every epoch, since they differ in their number of batches
+    def train_dataloader(self):  # called in every epoch, whose number of batches may differ
         sampler.set_epoch(self.current_epoch)
         return DataLoader(data, batch_sampler=sampler, collate_fn=lambda items: items)
 
@@ -30,7 +30,13 @@ class Module(lightning.LightningModule):
         return torch.optim.Adam(model.parameters())
 
 
-options = {"reload_dataloaders_every_n_epochs": 1, "use_distributed_sampler": False}
-options |= {"logger": False, "enable_checkpointing": False}  # this example leaves no files
-lightning.Trainer(max_epochs=2, accelerator="cpu", **options).fit(Module())
+trainer = lightning.Trainer(
+    max_epochs=2,
+    accelerator="cpu",
+    reload_dataloaders_every_n_epochs=1,
+    use_distributed_sampler=False,
+    logger=False,
+    enable_checkpointing=False,  # this example leaves no files
+)
+trainer.fit(Module())
 assert seen[0] != seen[1] and set(seen[0]) == set(seen[1]) == set(range(64)), seen

@@ -3,7 +3,7 @@
     pip install transformers accelerate
     PYTHONPATH=. python examples/with_transformers.py
 
-It needs epochs of equally many batches, so without DBS.
+The Trainer needs equally many batches in every epoch: no dynamic batch sizes.
 """
 
 import torch
@@ -31,8 +31,7 @@ class OurTrainer(Trainer):
         return DataLoader(data, batch_sampler=sampler, collate_fn=lambda x: {"batch": x})
 
 
-OurTrainer(
-    Model(4, 1), TrainingArguments(num_train_epochs=2, use_cpu=True, save_strategy="no")
-).train()
+arguments = TrainingArguments(num_train_epochs=2, use_cpu=True, save_strategy="no")
+OurTrainer(Model(4, 1), arguments).train()
 assert seen[0] != seen[1], "every epoch is the same"
 assert all(sorted(epoch) == list(range(64)) for epoch in seen), "a clip is missing"

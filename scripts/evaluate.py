@@ -1,11 +1,11 @@
-"""Say how well checkpoints speak: a table, and CSV files of it and of every clip.
+"""Evaluate how well checkpoints speak: print a table, and write it and every clip's row as CSV.
 
     python scripts/evaluate.py -c runs/first/checkpoint_0*.pt
     python scripts/evaluate.py -c A.pt B.pt --filelist filelists/other.txt -o runs/A_and_B
 
-Each clip of the list (by default, the checkpoint's validation set) is predicted with teacher
-forcing, for the losses, and spoken from its text alone, for all else. The columns of failures count
-clips:
+Each clip of the list (by default, of the checkpoint's validation set) is predicted with teacher
+forcing, for the losses, and spoken from its text alone, for everything else. The columns of
+failures count clips:
 
     never stops     cut off at max_decoder_steps
     stops early     shorter than 75 % of the true clip
@@ -18,8 +18,8 @@ Definitions, sources and how often they are wrong: docs/speech.md.
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -34,7 +34,7 @@ from cli import (
     progress_bar,
     seed,
 )
-from corpus.clips import Clip, load_clips
+from corpus.clips import load_clips
 from corpus.mels import open_mels
 from data_utils import MelDataset, validation_batches
 from hparams import AUDIO, format_overrides
@@ -48,68 +48,72 @@ from training.validation import validate
 FAILURES = ["never stops", "stops early", "skips", "repeats", "breaks"]
 
 
-def open_checkpoints(
-    paths: Sequence[Path], overrides: str, filelist: str | None, n_clips: int | None
-) -> list[tuple[Path, Tacotron2, MelDataset]]:
-    """Loads all models and their clips, before the first is evaluated.
+class Opened(NamedTuple):
+    """A checkpoint to evaluate."""
+
+    path: Path
+    model: Tacotron2
+    dataset: MelDataset  # the clips that it is evaluated on
+
+
+def open_checkpoint(
+    path: Path, overrides: str, filelist: str | None, n_clips: int | None
+) -> Opened:
+    """Loads a model and its clips.
 
     Raises:
-        UserError: one cannot be loaded, or does not compare with the first.
+        UserError: one of them cannot be loaded, or a clip is longer than the model may speak.
     """
     changes = {"validation_files": filelist} if filelist else {}
-    opened: list[tuple[Path, Tacotron2, MelDataset]] = []
-    for path in paths:
-        model = load_model(path, overrides, **changes)
-        clips = load_clips(model.hparams.validation_files, model.hparams)[:n_clips]
-        longest = max(clips, key=lambda clip: clip.n_frames)
-        r = model.hparams.n_frames_per_step
-        if longest.n_frames >= (limit := r * model.max_decoder_steps):
-            raise UserError(
-                f"{longest.location}: has {longest.n_frames} frames, and speech is cut off after "
-                f"{limit}; give --hparams max_decoder_steps={3 * longest.n_frames // (2 * r) + 1}"
-            )
-        if opened:
-            refuse_others(path, model, clips, *opened[0])
-        opened.append((path, model, MelDataset(clips, open_mels(clips, model.hparams), r)))
-    return opened
-
-
-def refuse_others(
-    path: Path,
-    model: Tacotron2,
-    clips: Sequence[Clip],
-    first_path: Path,
-    first: Tacotron2,
-    dataset: MelDataset,
-) -> None:
-    """Raises :class:`UserError` unless two checkpoints have the same validation set, and losses of
-    the same mels with the same padding."""
-    names = (*AUDIO, "batch_size", "n_frames_per_step")
-    values = [{n: getattr(m.hparams, n) for n in names} for m in (model, first)]
-    changed = [name for name in values[0] if values[0][name] != values[1][name]]
-    if changed:
-        ours, theirs = (format_overrides({n: each[n] for n in changed}) for each in values)
-        fix = f"give --hparams {theirs}" if changed == ["batch_size"] else "evaluate them apart"
+    model = load_model(path, overrides, **changes)
+    hparams = model.hparams
+    clips = load_clips(hparams.validation_files, hparams)[:n_clips]
+    longest = max(clips, key=lambda clip: clip.n_frames)
+    n_frames_per_step = hparams.n_frames_per_step
+    limit = n_frames_per_step * model.max_decoder_steps
+    if longest.n_frames >= limit:
+        enough = 3 * longest.n_frames // (2 * n_frames_per_step) + 1
         raise UserError(
-            f"{path}: has {ours}, and {first_path} has {theirs}, so their losses do not compare; "
-            f"{fix}"
+            f"{longest.location}: has {longest.n_frames} frames, and speech is cut off after "
+            f"{limit}; give --hparams max_decoder_steps={enough}"
         )
-    if [(c.stamp, c.text) for c in clips] != [(c.stamp, c.text) for c in dataset.clips]:
+    return Opened(path, model, MelDataset(clips, open_mels(clips, hparams), n_frames_per_step))
+
+
+def check_comparable(first: Opened, other: Opened) -> None:
+    """Raises :class:`UserError` unless two checkpoints have the same clips, and losses of the same
+    mels with the same padding."""
+    values, first_values = vars(other.model.hparams), vars(first.model.hparams)
+    names = (*AUDIO, "batch_size", "n_frames_per_step")
+    changed = [name for name in names if values[name] != first_values[name]]
+    if changed:
+        settings = format_overrides({name: values[name] for name in changed})
+        first_settings = format_overrides({name: first_values[name] for name in changed})
+        fix = "evaluate them apart"
+        if changed == ["batch_size"]:
+            fix = f"give --hparams {first_settings}"
         raise UserError(
-            f"{path}: has another validation set than {first_path}, so they do not compare; give "
-            "--filelist"
+            f"{other.path}: has {settings}, and {first.path} has {first_settings}, so their "
+            f"losses cannot be compared; {fix}"
+        )
+    clips, first_clips = other.dataset.clips, first.dataset.clips
+    if [(c.stamp, c.text) for c in clips] != [(c.stamp, c.text) for c in first_clips]:
+        raise UserError(
+            f"{other.path}: has another validation set than {first.path}, so they cannot be "
+            "compared; give --filelist"
         )
 
 
 def evaluate_clips(model: Tacotron2, dataset: MelDataset, seed: int) -> pd.DataFrame:
-    """Speaks each clip's text; returns a row for each clip, with a column for each failure."""
+    """Speaks each clip's text. Returns a row for each clip, with a column for each failure."""
     hop_seconds = model.hparams.hop_length / model.hparams.sampling_rate
     symbols, clips = alphabet(model.hparams.symbols), dataset.clips
     rows = {}
     spoken = speak(model, [clip.ids for clip in clips], seed)
     for i, speech in progress_bar(spoken, "speaking", len(clips), unit="clip"):
         clip, n_frames = clips[i], speech.mel.size(1)
-        letters = "".join(symbols[id][0] for id in clip.ids)  # of phones the first: @
+        # A letter for each symbol; a phone such as @AH0 gives its @.
+        letters = "".join(symbols[id][0] for id in clip.ids)
         errors = attention_errors(speech.alignment, letters, hop_seconds)
         rows[i] = {
             "clip": clip.path,
@@ -130,7 +134,7 @@ def evaluate_clips(model: Tacotron2, dataset: MelDataset, seed: int) -> pd.DataF
 def evaluate(
     model: Tacotron2, dataset: MelDataset, seed: int
 ) -> tuple[dict[str, float], pd.DataFrame]:
-    """Returns a model's row of the table, and :func:`evaluate_clips`."""
+    """Returns a model's row of the table, and the rows of its clips."""
     batches = validation_batches(dataset.clips, model.hparams)
     losses, _ = validate(model, dataset, batches, Tacotron2Loss())
     clips = evaluate_clips(model, dataset, seed)
@@ -146,18 +150,19 @@ def evaluate(
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = ArgumentParser(description=__doc__, formatter_class=as_written)
+    parser = ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     many = (
-        "files, or folders of runs, whose newest are meant (after learning_rate_decay the newest "
-        "speaks better than checkpoint_best.pt)"
+        "files, or folders of runs, for their newest checkpoints (after learning_rate_decay they "
+        "speak better than checkpoint_best.pt)"
     )
     add("-c", "--checkpoint", required=True, nargs="+", type=checkpoint_file, help=many)
     add("--filelist", metavar="LIST", help="clips to speak (default: the validation set)")
     add("--clips", type=positive, metavar="N", help="only the first N of them")
-    default = "for PREFIX.csv and PREFIX_clips.csv (default %(default)s)"
-    add("-o", "--output", type=Path, default="runs/evaluation", metavar="PREFIX", help=default)
+    written = "write PREFIX.csv and PREFIX_clips.csv (default %(default)s)"
+    add("-o", "--output", type=Path, default="runs/evaluation", metavar="PREFIX", help=written)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="such as max_decoder_steps=2000")
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
     return parser.parse_args(argv)
@@ -169,18 +174,22 @@ def main(argv: list[str] | None = None) -> None:
     for file in files:
         if file.exists():
             raise UserError(f"{file}: exists already; give another -o, or remove it")
-    opened = open_checkpoints(args.checkpoint, args.hparams, args.filelist, args.clips)
+    opened = []
+    for path in args.checkpoint:  # all of them, before the first is evaluated
+        opened.append(open_checkpoint(path, args.hparams, args.filelist, args.clips))
+        check_comparable(opened[0], opened[-1])
     make_folder(args.output.parent, "give another -o")
-    rows, clips = [], []
+    rows, clip_rows = [], []
     for path, model, dataset in opened:
-        row, of_clips = evaluate(model, dataset, args.seed)
+        row, clips = evaluate(model, dataset, args.seed)
         rows.append({"checkpoint": str(path), **row})
-        of_clips.insert(0, "checkpoint", str(path))
-        clips.append(of_clips)
+        clips.insert(0, "checkpoint", str(path))
+        clip_rows.append(clips)
     table = pd.DataFrame(rows)
-    print(table.to_string(index=False, float_format="{:.3f}".format))  # first: the disk may be full
+    # Printed before it is written, since the disk may be full.
+    print(table.to_string(index=False, float_format="{:.3f}".format))
     table.to_csv(files[0], index=False)
-    pd.concat(clips).to_csv(files[1], index=False)
+    pd.concat(clip_rows).to_csv(files[1], index=False)
     print(f"every clip: {files[1]}")
 
 

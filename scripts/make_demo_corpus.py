@@ -3,11 +3,11 @@
     python scripts/make_demo_corpus.py corpus --clips 300 --duration_scale 0.4
     python scripts/make_demo_corpus.py corpus --clips 13100       # LJSpeech's size: 3.8 GB
 
-Writes wavs/ID.wav (22,050 Hz, mono, 16 bit), whose lengths are spread as LJSpeech's, and
+Writes wavs/ID.wav (22,050 Hz, mono, 16 bit), whose durations are spread as LJSpeech's, and
 metadata.csv. The same arguments always make the same corpus.
 
 espeak-ng comes with the package espeakng-loader, under the GPL, version 3, while this project is
-under the BSD 3-Clause licence: nothing else here may import this program.
+under the BSD 3-Clause licence: nothing else in it may import this program.
 """
 
 import argparse
@@ -41,7 +41,7 @@ WORDS_PER_MINUTE = 145  # 15 characters a second, as LJSpeech's speaker reads
 PADDING = 0.04  # seconds of noise before and after the speech
 SILENCE = 16  # 16-bit steps; anything quieter is cut off at both ends
 
-# {name} stands for a random one of that list of words.
+# {name} stands for a random word of that list.
 PATTERNS = (
     "{shout}!", "{shout}.", "{name}.", "{shout}, {name}!", "{weekday}.", "{adjective} {object}s.",
     "The {trade}.", "In the {place}?", "{adjective} and {adjective}.", "Who {past} it?",
@@ -88,7 +88,7 @@ WORDS = {
 
 
 def fill(pattern: str, rng: random.Random) -> str:
-    """Returns a random text of ``pattern``."""
+    """Returns ``pattern`` with random words in it."""
     while "{" in pattern:
         pattern = re.sub(r"\{(\w+)\}", lambda m: rng.choice(WORDS[m[1]].split()), pattern)
     text = re.sub(r"\ba (?=[aeiou])", "an ", pattern.replace("_", " "))
@@ -96,14 +96,14 @@ def fill(pattern: str, rng: random.Random) -> str:
 
 
 def reading_seconds(text: str) -> float:
-    """Returns about how long the engine takes to say this (least squares over 300 texts)."""
+    """Estimates how long the engine takes to say ``text`` (least squares over 300 texts)."""
     letters = len(re.sub(r"[^\w ]", "", text))
     commas = len(re.findall(r"[,;:] | -- ", text))
     stops = len(re.findall(r"[.?!] ", text))
     return 0.1 + 0.06 * letters + 0.54 * commas + 0.6 * stops
 
 
-def write(seconds: float, rng: random.Random) -> str:
+def compose(seconds: float, rng: random.Random) -> str:
     """Returns a random text that takes about ``seconds`` to say: the nearest of 60 drafts."""
     drafts = []
     for _ in range(60):
@@ -127,11 +127,13 @@ class Engine:
         data = os.fsencode(espeakng_loader.get_data_path())
         # 2: AUDIO_OUTPUT_SYNCHRONOUS, in buffers of 500 ms; 0x8000: report errors, do not exit.
         if self._library.espeak_Initialize(2, 500, data, 0x8000) != SAMPLING_RATE:
-            raise UserError(f"{os.fsdecode(data)}: no voices here; use a path of 150 characters")
+            raise UserError(
+                f"{os.fsdecode(data)}: no voices found; use a path of at most 150 characters"
+            )
         self._library.espeak_SetVoiceByName(b"en-us")
         pointer = ctypes.c_void_p
         receiver = ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.c_int, pointer)
-        self._callback = receiver(self._receive)  # kept, since the library calls it later
+        self._callback = receiver(self._receive)  # an attribute, since the library calls it later
         self._library.espeak_SetSynthCallback(self._callback)
 
     def _receive(self, samples: int | None, n_samples: int, events: int) -> int:
@@ -142,7 +144,7 @@ class Engine:
     def say(self, text: str, words_per_minute: int) -> np.ndarray:
         """Returns ``text`` as speech, without silence at either end: (n_samples,) int16."""
         self._buffers = []
-        text = text.replace("--", "–").encode()  # it ignores hyphens, but pauses at a dash
+        text = text.replace("--", "–").encode()  # espeak ignores hyphens, but pauses at a dash
         self._library.espeak_SetParameter(1, words_per_minute, 0)  # 1: espeakRATE
         size = ctypes.c_size_t(len(text) + 1)
         self._library.espeak_Synth(text, size, 0, 1, 0, 1, None, None)  # last 1: UTF-8
@@ -163,7 +165,7 @@ def make_clip(engine: Engine, wav: Path, seconds: float) -> str:
     """Makes a clip of about ``seconds``, and returns its text."""
     rng = random.Random(wav.stem)
     wanted = seconds - 2 * PADDING
-    text = write(wanted, rng)
+    text = compose(wanted, rng)
     pace = len(engine.say(text, WORDS_PER_MINUTE)) / SAMPLING_RATE / wanted
     speech = engine.say(text, round(WORDS_PER_MINUTE * min(max(pace, 0.85), 1.2)))
     start = round(PADDING * SAMPLING_RATE)
@@ -180,18 +182,18 @@ def make_clip(engine: Engine, wav: Path, seconds: float) -> str:
 def make_corpus(folder: Path, n_clips: int, scale: float) -> None:
     """Makes the corpus, unless it is there already."""
     metadata, made_with = folder / "metadata.csv", folder / "made_with.txt"
-    arguments = f"--clips {n_clips} --duration_scale {scale}\n"
-    if not made_with.exists() or made_with.read_text() != arguments:
-        if folder.exists() and any(folder.iterdir()):
+    arguments = f"--clips {n_clips} --duration_scale {scale}"
+    if folder.exists() and any(folder.iterdir()):
+        if not made_with.exists() or made_with.read_text() != f"{arguments}\n":
             fix = "use another folder, or delete it"
-            raise UserError(f"{folder}: has files not made with {arguments.strip()}; {fix}")
-    elif metadata.exists():
-        print(f"{folder}: already there, {n_clips:,} clips")
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an exception in espeak's callback would be lost
+            raise UserError(f"{folder}: has files not made with {arguments}; {fix}")
+        if metadata.exists():
+            print(f"{folder}: already there, {n_clips:,} clips")
+            return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # espeak's callback would lose an exception
     engine, lines, total = Engine(), [], draw_seconds(n_clips, scale)
     make_folder(folder / "wavs")
-    made_with.write_text(arguments)
+    made_with.write_text(f"{arguments}\n")
     for i, seconds in enumerate(progress_bar(total, "speaking", unit="clip")):
         name = f"DM{i // 250 + 1:03d}-{i % 250 + 1:04d}"
         text = make_clip(engine, folder / f"wavs/{name}.wav", seconds)
@@ -206,7 +208,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=as_written)
     add = parser.add_argument
     add("output_dir", metavar="DIR", type=Path, help="folder for the corpus")
-    add("--clips", type=positive, default=300, help="how many (default 300; LJSpeech has 13100)")
+    add("--clips", type=positive, default=300, help="(default 300; LJSpeech has 13100)")
     times = "multiply LJSpeech's durations, 1.1 to 10.1 s, by 0.35 to 3.0 (default 1.0)"
     add("--duration_scale", type=float, default=1.0, metavar="X", help=times)
     args = parser.parse_args(argv)

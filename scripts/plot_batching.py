@@ -2,8 +2,8 @@
 Figures 1 to 3 of them.
 
     python scripts/plot_batching.py                  # 10,480 of LJSpeech's clips, as in the paper
-    python scripts/plot_batching.py lengths.csv --column n_frames
-    python scripts/plot_batching.py folder_of_audio --target_zpr 0.05
+    python scripts/plot_batching.py lengths.txt --hparams batch_size=32,lrf=0.2
+    python scripts/plot_batching.py filelists/mine_train.txt --hparams data_dir=data/mine
 
 The paper is Ge et al., "Speed up training with variable length inputs by efficient batching
 strategies", Interspeech 2021.
@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -23,28 +24,57 @@ from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from batching import STRATEGIES, BatchStatistics, batch_statistics, plan_batches, solve_randomness
+from batching import STRATEGIES, BatchStatistics, batch_statistics, plan_batches
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, positive
-from corpus.lengths import ljspeech_lengths, read_lengths, subset
-from hparams import HParams
+from corpus.clips import load_clips, read_lines
+from hparams import HParams, create_hparams
 
+ROOT = Path(__file__).resolve().parent.parent
 TRAIN_SIZE = 10_480  # clips in the paper's training set, of LJSpeech's 13,100
-PARAMETERS = {"SSB": "lrf", "BKT": "bucket_size", "ATS": "n_bins"}
-PAPER = {  # batches (Sec. 4), and ZPR % and ABL (Table 2), which BR does not change
-    "RAND": "655, 32.02, 773.82",
-    "SB": "655, 0.16, 526.43",
-    "SSB": "655, 6.22, 556.22",
-    "BKT": "655, 6.10, 553.40",
-    "ATS": "655, 6.08, 552.48",
-    "RAND-DBS": "606, –, –",
-    "SB-DBS": "419, 0.47, 527.15",
-    "SSB-DBS": "449, 6.62, 557.68",
-}
+PARAMETERS = {"SSB": "lrf", "BKT": "bucket_size", "ATS": "n_bins"}  # that Figure 2 draws
+PAPER = pd.read_csv(ROOT / "scripts" / "paper_table2.csv", index_col="batching")
 # Okabe and Ito's colours, which do not rely on telling red from green.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 PADDING = {"facecolor": "#ececec", "edgecolor": "#a8a8a8", "hatch": "////", "linewidth": 0}
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 LEGEND = {"loc": "lower right", "bbox_to_anchor": (1, 1.095), "frameon": False, "borderpad": 0}
+
+
+# Lengths
+
+
+def ljspeech_samples(n_samples: int) -> list[ndarray]:
+    """Returns as many random training sets of LJSpeech's lengths, in frames of 12.5 ms."""
+    lengths = pd.read_csv(ROOT / "filelists" / "ljspeech_lengths.csv").frames_hop276.to_numpy()
+    return [subset(lengths, TRAIN_SIZE, seed) for seed in range(n_samples)]
+
+
+def subset(lengths: ndarray, size: int, seed: int) -> ndarray:
+    return np.random.default_rng([seed, 1]).choice(lengths, size, replace=False)
+
+
+def read_lengths(path: Path, hparams: HParams) -> ndarray:
+    """Reads lengths, int64, (n,): the frames of a filelist's clips, or numbers, one a line. If any
+    number has decimals, all are seconds, which become frames of 10 ms.
+
+    Raises:
+        UserError: the file cannot be read, a clip has a problem, or a line has no length.
+    """
+    lines = read_lines(path)
+    if "|" in lines[0][1]:
+        return np.array([clip.n_frames for clip in load_clips(str(path), hparams)])
+    values = []
+    for location, line in lines:
+        try:
+            values.append(float(line))
+        except ValueError:
+            values.append(0)
+        if not 0 < values[-1] < 1e9:
+            raise UserError(f"{location}: {line!r}: give a number above 0, or the lines path|text")
+    if all(float(value).is_integer() for value in values):
+        return np.array(values).astype(np.int64)
+    print(f"{path}: lengths in seconds, as frames of 10 ms")
+    return np.array([max(round(100 * value), 1) for value in values])
 
 
 # The table
@@ -65,18 +95,13 @@ def mean_statistics(
 
 
 def table(samples: list[ndarray], settings: dict[str, float], paper: bool) -> list[str]:
-    """Lines of a Markdown table, mean ± sd over the samples. The time saved is a prediction: if
-    time follows the sum of the batches' lengths, as in a recurrent network on a GPU; and if it
-    follows the padded size."""
+    """Returns the lines of a Markdown table: means and standard deviations over the samples. The
+    time saved is a prediction: if time follows the sum of the batches' lengths, as in a recurrent
+    network on a GPU; and if it follows the padded size."""
     header = ["Batching", "Parameter", "Batches", "ZPR %", "Padding % of data", "ABL (frames)"]
     header += ["Sum of batch lengths (frames)", "Largest batch (clips)"]
     header += ["Time saved: recurrent, parallel"] + ["Paper: batches, ZPR %, ABL"] * paper
     lines = [f"| {' | '.join(header)} |", "|---|---|" + "---:|" * (len(header) - 2)]
-    parameters = {
-        "SSB": f"LRF {settings['lrf']:g}",
-        "BKT": f"bucket size {settings['bucket_size']}",
-        "ATS": f"{settings['n_bins']} bins",
-    }
     random = None
     for dynamic, strategy in product((False, True), STRATEGIES):
         mean, sd = mean_statistics(samples, strategy, dynamic_batch_size=dynamic, **settings)
@@ -86,7 +111,9 @@ def table(samples: list[ndarray], settings: dict[str, float], paper: bool) -> li
         parallel = 1 - (1 + mean.zpr_of_data) / (1 + random.zpr_of_data)
         cells = [
             name,
-            parameters.get(strategy, ""),
+            f"{PARAMETERS[strategy]}={settings[PARAMETERS[strategy]]:g}"
+            if strategy in PARAMETERS
+            else "",
             f"{mean.n_batches:,.1f} ± {sd.n_batches:,.1f}",
             f"{100 * mean.zpr:.2f} ± {100 * sd.zpr:.2f}",
             f"{100 * mean.zpr_of_data:.2f} ± {100 * sd.zpr_of_data:.2f}",
@@ -95,19 +122,29 @@ def table(samples: list[ndarray], settings: dict[str, float], paper: bool) -> li
             f"{mean.max_batch_size:,.0f}",
             f"{100 * recurrent:.1f} %, {100 * parallel:.1f} %",
         ]
-        lines.append(f"| {' | '.join(cells + [PAPER.get(name, '–')] * paper)} |")
+        if paper:
+            cells.append(paper_statistics(name))
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def paper_statistics(name: str) -> str:
+    """Returns the paper's batches, ZPR % and ABL, which BR does not change; "–" if it has none."""
+    for batching in (name, f"{name}-BR"):
+        if batching in PAPER.index:
+            row = PAPER.loc[batching]
+            return f"{row.n_batches:.0f}, {row.zpr:.2f}, {row.abl:.2f}"
+    return "–"
 
 
 # The figures
 
 
 def draw_batches(
-    lengths: ndarray, path: Path, methods: str, batch_size: int, settings: dict[str, float]
+    lengths: ndarray, path: Path, methods: list[str], batch_size: int, settings: dict[str, float]
 ) -> None:
-    """Clips as bars in training order, one colour per batch, padding hatched; a panel for each
-    of ``methods``, such as SSB-DBS-BR, three in a row."""
-    methods = methods.split()
+    """Draws clips as bars in training order, one colour per batch, padding hatched; a panel for
+    each of ``methods``, such as SSB-DBS-BR, three in a row."""
     n, rows = len(lengths), len(methods) // 3
     figure = Figure(figsize=(9, 0.5 + 2.6 * rows), layout="constrained")
     content = [f"{n} clips at random", f"batch_size={batch_size}"]
@@ -185,14 +222,14 @@ def draw_parameters(samples: list[ndarray], path: Path, settings: dict[str, floa
 
 
 def draw_all(samples: list[ndarray], folder: Path, settings: dict[str, float]) -> None:
-    """Figures 1 to 3, and every strategy on a few clips, in ``folder``."""
+    """Draws Figures 1 to 3, and every strategy on a few clips, in ``folder``."""
     few = subset(samples[0], min(48, len(samples[0])), 0)
     paper = {"lrf": 0.15}  # of its Figure 1
-    draw_batches(few, folder / "figure1.png", "RAND SB SSB", 8, paper)
+    draw_batches(few, folder / "figure1.png", ["RAND", "SB", "SSB"], 8, paper)
     draw_parameters(samples, folder / "figure2.png", settings)
-    draw_batches(few, folder / "figure3.png", "RAND-DBS SB-DBS SSB-DBS", 8, paper)
+    draw_batches(few, folder / "figure3.png", ["RAND-DBS", "SB-DBS", "SSB-DBS"], 8, paper)
     small = {"lrf": settings["lrf"], "bucket_size": 12, "n_bins": 4}
-    draw_batches(few, folder / "strategies.png", "RAND SB SSB BKT ATS SSB-DBS-BR", 4, small)
+    draw_batches(few, folder / "strategies.png", [*STRATEGIES, "SSB-DBS-BR"], 4, small)
     print(f"wrote figure1.png to figure3.png and strategies.png in {folder}")
 
 
@@ -202,22 +239,12 @@ def parse_args(argv: Sequence[str] | None) -> Namespace:
         "and draw the paper's Figures 1 to 3 of them."
     )
     add = parser.add_argument
-    source = "a file of numbers, one a line; a CSV file; or a folder of audio. Seconds become "
-    source += f"frames of 10 ms (default: {TRAIN_SIZE:,} of LJSpeech's clips, as in the paper)"
+    source = "a file of numbers, one a line (frames, or seconds, which become frames of 10 ms), or "
+    source += f"a filelist (default: {TRAIN_SIZE:,} of LJSpeech's clips, as in the paper)"
     add("lengths", nargs="?", type=Path, metavar="LENGTHS", help=source)
-    add("--column", metavar="NAME", help="column of the CSV file")
+    add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of batching, and of data")
     seeds = "random draws to average over (%(default)s)"
     add("--seeds", type=positive, default=30, metavar="N", help=seeds)
-    for name, kind, what in (
-        ("batch_size", positive, "clips per batch; the base size with DBS"),
-        ("lrf", float, "SSB's local randomisation factor"),
-        ("bucket_size", positive, "BKT's clips per bucket"),
-        ("n_bins", positive, "ATS's number of bins"),
-    ):
-        default = getattr(HParams, name)
-        add(f"--{name}", type=kind, default=default, metavar="N", help=f"{what} ({default})")
-    target = "choose lrf, bucket_size and n_bins for this ZPR, such as 0.05, with DBS"
-    add("--target_zpr", type=float, metavar="ZPR", help=target)
     folder = Path("runs/batching")
     add("--output_dir", type=Path, default=folder, metavar="DIR", help="for figures (%(default)s)")
     args = parser.parse_args(argv)
@@ -228,25 +255,18 @@ def parse_args(argv: Sequence[str] | None) -> Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    paper = args.lengths is None
-    if paper:
-        lengths = ljspeech_lengths(HParams.hop_length)
-        samples = [subset(lengths, TRAIN_SIZE, seed) for seed in range(args.seeds)]
+    hparams = create_hparams(args.hparams)
+    is_paper = args.lengths is None
+    if is_paper:
+        samples = ljspeech_samples(args.seeds)
     else:
-        samples = [read_lengths(args.lengths, args.column)] * args.seeds
-    settings = {name: getattr(args, name) for name in ("batch_size", *PARAMETERS.values())}
+        samples = [read_lengths(args.lengths, hparams)] * args.seeds
+    names = {name for strategy in STRATEGIES.values() for name in strategy.settings}
+    settings = {name: getattr(hparams, name) for name in ("batch_size", *names)}
     make_folder(args.output_dir)
-    try:
-        if args.target_zpr is not None:
-            wanted = {"batch_size": args.batch_size, "dynamic_batch_size": True}
-            for strategy, name in PARAMETERS.items():
-                settings[name] = solve_randomness(samples[0], strategy, args.target_zpr, **wanted)
-        lines = table(samples, settings, paper)
-    except ValueError as error:  # of lrf or target_zpr
-        raise UserError(f"--{error}") from None
-    print(f"{len(samples[0]):,} clips, base batch size {args.batch_size};", end=" ")
+    print(f"{len(samples[0]):,} clips, base batch size {hparams.batch_size};", end=" ")
     print(f"mean ± sd over {args.seeds} seeds. BR changes none of these.\n")
-    print(*lines, "", sep="\n")
+    print(*table(samples, settings, is_paper), "", sep="\n")
     with rc_context(STYLE):
         draw_all(samples, args.output_dir, settings)
 

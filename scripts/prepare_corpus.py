@@ -23,10 +23,10 @@ import sys
 import unicodedata
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -35,15 +35,14 @@ import soxr
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, counted, exit_on_user_error, replacing
+from corpus.audio import ClipError, Stamp, check_header, check_wav
 from corpus.clips import (
     Clip,
     Line,
     Problem,
-    Stamp,
     check_clips,
-    check_header,
     check_samples,
-    check_wav,
+    collecting,
     in_threads,
     read_lines,
     refuse,
@@ -58,7 +57,7 @@ TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 TRAIN_SHARE = 0.8  # of the clips, as the paper's
 FOLDERS = "wavs/", "wav/", ""  # where the audio of metadata.csv is
 AUDIO = ".wav", ".flac"
-SMALL_MINUTES = 30  # of speech: with fewer, another voice was the better start
+SMALL_MINUTES = 30  # with less speech, it was better to start from another voice
 MARGIN = 0.05  # seconds that trimming leaves around the speech
 
 
@@ -67,15 +66,16 @@ MARGIN = 0.05  # seconds that trimming leaves around the speech
 
 def read_corpus(corpus: Path, speaker: str = "") -> tuple[list[Line], list[Problem]]:
     """Returns the clips that ``corpus`` lists, or those in folders named ``speaker``, and the
-    problems of others."""
+    problems of the other clips."""
     if not corpus.is_dir():
-        raise UserError(f"{corpus}: no such folder; give the corpus's")
+        raise UserError(f"{corpus}: no such folder; give the corpus's folder")
     if (corpus / "metadata.csv").is_file():
         if speaker:
-            raise UserError(f"--speaker {speaker}: {corpus}/metadata.csv names none; leave it out")
+            problem = f"{corpus}/metadata.csv names no speakers; leave it out"
+            raise UserError(f"--speaker {speaker}: {problem}")
         return read_table(corpus)
     if inside := sorted(corpus.glob("*/metadata.csv")):
-        raise UserError(f"{corpus}: has no metadata.csv; give a corpus, as {inside[0].parent}")
+        raise UserError(f"{corpus}: has no metadata.csv; give a corpus, such as {inside[0].parent}")
     return read_pairs(corpus, speaker)
 
 
@@ -89,43 +89,35 @@ def read_table(corpus: Path) -> tuple[list[Line], list[Problem]]:
         path = next((path for path in paths if inside and path.is_file()), None)
         if len(texts) not in (1, 2):
             fix = "use ID|text or ID|text|normalised text"
-            problems.append(Problem(location, f"{1 + len(texts)} column(s); {fix}"))
+            problems.append(Problem(location, "columns", f"{1 + len(texts)} column(s); {fix}"))
         elif path is None:
             fix = "add it, fix the ID (without .wav), or remove the line (a header?)"
             missing = "no such wav or flac in wavs/, wav/ or beside this list"
-            problems.append(Problem(location, f"{name}: {missing}; {fix}"))
+            problems.append(Problem(location, "missing", f"{name}: {missing}; {fix}"))
         else:
             lines.append(Line(location, str(path), " ".join(texts[-1].split())))
     return lines, problems
 
 
 def read_pairs(corpus: Path, speaker: str) -> tuple[list[Line], list[Problem]]:
-    """Returns the clips whose texts are in files of their own, and the problems of others."""
+    """Returns the clips whose texts are in files of their own, and the problems of the others."""
     files = {path.relative_to(corpus) for path in corpus.rglob("[!.]*")}
-    audio = [path for path in sorted(files) if path.suffix.lower() in AUDIO]
-    audio = [path for path in audio if not path.stem.endswith("_mic2")]  # VCTK's other microphone
-    folders = sorted({path.parent for path in audio})
-    if speaker:
-        audio = [path for path in audio if speaker in path.parent.parts]
-    elif len(folders) > 1:
-        fix = "if that is a speaker each, name one by --speaker"
-        print(f"note: {corpus}: has audio in {len(folders):,} folders, as {folders[0]}; {fix}")
     lines, problems = [], []
-    for path in audio:
+    for path in find_audio(corpus, files, speaker):
         name = path.stem.removesuffix("_mic1")
         beside, mirrored = path.with_name(f"{name}.txt"), Path("txt", *path.parts[1:-1])
         candidates = path.with_name(f"{name}.normalized.txt"), beside, mirrored / f"{name}.txt"
         text = next((file for file in candidates if file in files), None)
         if text is None:
-            fix = "write its text, this file, or remove the audio"
-            problems.append(Problem(f"{corpus / beside}:1", f"{path}: has no text; {fix}"))
+            message = f"{path}: has no text; write its text, this file, or remove the audio"
+            problems.append(Problem(f"{corpus / beside}:1", "no text", message))
             continue
-        content = " ".join(line for _, line in read_lines(corpus / text))
+        location = f"{corpus / text}:1"
+        content = " ".join(" ".join(line for _, line in read_lines(corpus / text)).split())
         if "|" in content:
-            problems.append(Problem(f"{corpus / text}:1", f"{content!r} has a |; leave it out"))
+            problems.append(Problem(location, "bar", f"{content!r} has a |; remove it"))
         else:
-            content = " ".join(content.split())
-            lines.append(Line(f"{corpus / text}:1", str(corpus / path), content))
+            lines.append(Line(location, str(corpus / path), content))
     if not lines:
         of_speaker = f"--speaker {speaker}: " if speaker else ""
         missing = "has no metadata.csv, and no wav or flac with a text"
@@ -133,9 +125,23 @@ def read_pairs(corpus: Path, speaker: str) -> tuple[list[Line], list[Problem]]:
     return lines, problems
 
 
+def find_audio(corpus: Path, files: Iterable[Path], speaker: str) -> list[Path]:
+    """Returns the wavs and flacs among ``files``, or those in folders named ``speaker``, sorted.
+    Prints a note if there may be several speakers."""
+    audio = [path for path in sorted(files) if path.suffix.lower() in AUDIO]
+    audio = [path for path in audio if not path.stem.endswith("_mic2")]  # VCTK's other microphone
+    if speaker:
+        return [path for path in audio if speaker in path.parent.parts]
+    folders = sorted({path.parent for path in audio})
+    if len(folders) > 1:
+        fix = "if each is a speaker, name one by --speaker"
+        print(f"note: {corpus}: has audio in {len(folders):,} folders, such as {folders[0]}; {fix}")
+    return audio
+
+
 def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
     """Returns all characters of the cleaned texts that can be symbols, sorted. Prints the rarest,
-    among which misprints would be."""
+    among which misprints would be, and the texts with digits."""
     uses = Counter()
     for line in lines:
         with suppress(ValueError):  # check_clips reports it
@@ -147,10 +153,10 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
             symbols.append(character)
     rarest = [f"{c!r} {uses[c]}" for c in sorted(symbols, key=lambda c: uses[c])[:5]]
     print(f"{len(symbols)} symbols; the rarest and their uses are {', '.join(rarest)}")
-    if with_digits := [line for line in lines if any(map(str.isdecimal, line.text))]:
-        locations = ", ".join(line.location for line in with_digits[:5])
-        n_texts = counted(len(with_digits), "text")
-        print(f"note: {locations}: digits are not read (in {n_texts}); spell numbers out")
+    if with_digits := [line.location for line in lines if any(map(str.isdecimal, line.text))]:
+        texts = counted(len(with_digits), "text")
+        locations = ", ".join(with_digits[:5])
+        print(f"note: {locations}: digits are not read (in {texts}); spell numbers out")
     return "".join(symbols)
 
 
@@ -162,76 +168,73 @@ def convert(clips: Sequence[Clip], folder: Path, corpus: Path, rate: int, trim_d
     ``corpus``."""
     names = [Path(os.path.relpath(clip.path, corpus)).with_suffix("") for clip in clips]
     names = [re.sub("^wavs?/", "", name.as_posix()) for name in names]
-    if twice := [name for name, uses in Counter(names).items() if uses > 1]:
-        raise UserError(f"{corpus}: has several clips named {twice[0]}; rename them, or keep one")
-    for path in {(folder / "wavs" / name).parent for name in names}:
-        path.mkdir(parents=True, exist_ok=True)
-    work = [(clip, folder / f"wavs/{name}.wav") for clip, name in zip(clips, names, strict=True)]
-    cut = in_threads(partial(convert_clip, rate=rate, trim_db=trim_db), work, "converting")
-    refuse([problem for problem in cut if isinstance(problem, Problem)])
-    with replacing(folder / "metadata.csv") as file:  # last: without it, this is no corpus
-        rows = [f"{name}|{clip.text}\n" for clip, name in zip(clips, names, strict=True)]
-        file.write("".join(rows).encode())
+    if repeated := [name for name, uses in Counter(names).items() if uses > 1]:
+        raise UserError(f"{corpus}: has several clips named {repeated[0]}; rename them or keep one")
+    problems = []
+
+    def convert_named(named: tuple[str, Clip]) -> float:
+        name, clip = named
+        with collecting(problems, clip.location):
+            return convert_clip(clip, folder / f"wavs/{name}.wav", rate, trim_db)
+        return 0.0
+
+    cut = in_threads(convert_named, list(zip(names, clips, strict=True)), "converting")
+    refuse(problems)
+    rows = [f"{name}|{clip.text}" for name, clip in zip(names, clips, strict=True)]
+    write_lines(folder / "metadata.csv", rows)  # last: without it, this is no corpus
     trimmed = f", {sum(cut):,.1f} s of silence cut off" if trim_db else ""
     print(f"{folder}: {len(clips):,} clips converted{trimmed}")
 
 
-def convert_clip(work: tuple[Clip, Path], rate: int, trim_db: float) -> float | Problem:
-    """Writes a clip's wav, mono with 16 bits, and returns the seconds that trimming cut off, or
-    what is wrong with the clip."""
-    clip, wav = work
+def convert_clip(clip: Clip, wav: Path, rate: int, trim_db: float) -> float:
+    """Writes a clip as a wav, mono with 16 bits, and returns the seconds that trimming cut off.
+
+    Raises:
+        ClipError: the samples cannot be read, or are too large.
+    """
     try:
         samples, old_rate = soundfile.read(clip.path, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
-        return Problem(clip.location, f"{clip.path}: not readable ({error}); replace it")
+        message = f"{clip.path}: not readable ({error}); replace it"
+        raise ClipError("unreadable", message) from None
     if len(samples) != soundfile.info(clip.path).frames:
-        return Problem(clip.location, f"{clip.path}: not as long as its header says; replace it")
+        raise ClipError("cut", f"{clip.path}: not as long as its header says; replace it")
     samples = samples.mean(axis=1)
     if old_rate != rate:
         samples = soxr.resample(samples, old_rate, rate)
-    n_samples = len(samples)
+    whole = len(samples)
     if trim_db:
-        import librosa  # takes seconds
-
-        frames = {"frame_length": rate // 40, "hop_length": rate // 160}
-        _, (start, end) = librosa.effects.trim(samples, top_db=trim_db, **frames)
-        margin = round(MARGIN * rate)
-        samples = samples[max(start - margin, 0) : end + margin]
+        samples = trim(samples, rate, trim_db)
     peak = np.abs(samples).max(initial=0)
     if not peak <= 2:  # resampling and lossy formats may exceed 1
-        return Problem(clip.location, f"{clip.path}: has a sample of {peak:g}; scale it down")
+        raise ClipError("loud", f"{clip.path}: has a sample of {peak:g}; scale it down")
     steps = np.rint(samples * (32768 / max(peak, 1))).clip(-32768, 32767).astype(np.int16)
     content = io.BytesIO()  # soundfile ignores that a disk is full
     soundfile.write(content, steps, rate, "PCM_16", format="WAV")
+    wav.parent.mkdir(parents=True, exist_ok=True)
     with replacing(wav) as file:
         file.write(content.getbuffer())
-    return (n_samples - len(samples)) / rate
+    return (whole - len(samples)) / rate
+
+
+def trim(samples: np.ndarray, rate: int, trim_db: float) -> np.ndarray:
+    """Cuts off both ends, where they stay ``trim_db`` below the loudest 25 ms, but for a margin."""
+    import librosa  # here: it takes seconds
+
+    _, (start, end) = librosa.effects.trim(
+        samples, top_db=trim_db, frame_length=rate // 40, hop_length=rate // 160
+    )
+    margin = round(MARGIN * rate)
+    return samples[max(start - margin, 0) : end + margin]
 
 
 def check_source(path: str, hparams: HParams) -> tuple[int, Stamp]:
-    """Checks audio to convert: returns how many samples it will have, and its stamp."""
+    """Checks audio to convert. Returns how many samples it will have, and its stamp."""
     header, stamp = check_header(path)
     return round(header.frames * hparams.sampling_rate / header.samplerate), stamp
 
 
-# The program
-
-
-def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
-    """Returns the clips for training and for validation, one at least, in the order given. Takes of
-    one sentence, whose cleaned texts are equal, are on the same side.
-
-    Texts are ranked by a hash, so the split is the same on every machine, whatever the order of the
-    clips.
-    """
-    ranks = [hashlib.sha256(repr(clip.ids).encode()).digest() for clip in clips]
-    if len(distinct := sorted(set(ranks))) < 2:
-        n_clips = counted(len(clips), "clip")
-        raise UserError(f"{n_clips}, all of one text; add clips of another, to validate on")
-    ordered, n_train = sorted(ranks), TRAIN_SHARE * len(clips)
-    limit = min(distinct[1:], key=lambda rank: abs(bisect_left(ordered, rank) - n_train))
-    sides = list(zip(clips, ranks, strict=True))
-    return [c for c, rank in sides if rank < limit], [c for c, rank in sides if rank >= limit]
+# Filelists
 
 
 def check_corpus(
@@ -243,56 +246,105 @@ def check_corpus(
     check_audio = check_source if converting else check_wav
     clips, of_lines = check_clips(lines, any_length, {}, check_audio)
     of_samples = [] if converting else check_samples(clips, hparams)
-    refuse(sorted([*problems, *of_lines, *of_samples], key=Problem.line))
+    refuse([*problems, *of_lines, *of_samples])
     return clips
+
+
+def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
+    """Returns the clips for training and for validation, one at least, in the order given. Takes of
+    one sentence, whose cleaned texts are equal, are on the same side.
+
+    Texts are ranked by a hash, so the split is the same on every machine, whatever the order of the
+    clips.
+    """
+    ranks = [hashlib.sha256(repr(clip.ids).encode()).digest() for clip in clips]
+    distinct, ordered = sorted(set(ranks)), sorted(ranks)
+    if len(distinct) < 2:
+        n_clips = counted(len(clips), "clip")
+        raise UserError(f"{n_clips}, all of one text; add clips of another text, to validate on")
+    n_train = TRAIN_SHARE * len(clips)
+    limit = min(distinct[1:], key=lambda rank: abs(bisect_left(ordered, rank) - n_train))
+    train = [clip for clip, rank in zip(clips, ranks, strict=True) if rank < limit]
+    val = [clip for clip, rank in zip(clips, ranks, strict=True) if rank >= limit]
+    return train, val
+
+
+def write_filelists(clips: Sequence[Clip], hparams: HParams) -> None:
+    """Writes the clips' paths and texts into the two filelists that ``hparams`` name."""
+    files = hparams.training_files, hparams.validation_files
+    for file, part in zip(files, split(clips), strict=True):
+        rows = [f"{os.path.relpath(clip.path, hparams.data_dir)}|{clip.text}" for clip in part]
+        write_lines(Path(file), rows)
+        print(f"{file}: {counted(len(rows), 'clip')}")
+
+
+# The program
 
 
 def prepare(args: argparse.Namespace) -> None:
     """Checks the corpus, converts it if asked, writes its filelists, and prints how to train on
     it."""
-    corpus, files = args.corpus, [f"filelists/{args.name}_{part}.txt" for part in ("train", "val")]
-    hparams = HParams(
-        **audio_settings(args.sampling_rate),
-        data_dir=str(args.convert_to or corpus),
-        training_files=files[0],
-        validation_files=files[1],
-        text_cleaners=(args.text_cleaners,),
-    )
-    lines, problems = read_corpus(corpus, args.speaker)
-    print(f"{corpus}: {counted(len(lines), 'clip')}")
-    changes = {key: value for key, value in vars(hparams).items() if value != getattr(HParams, key)}
+    lines, problems = read_corpus(args.corpus, args.speaker)
+    print(f"{args.corpus}: {counted(len(lines), 'clip')}")
+    settings = audio_settings(args.sampling_rate) | {
+        "data_dir": str(args.convert_to or args.corpus),
+        "training_files": f"filelists/{args.name}_train.txt",
+        "validation_files": f"filelists/{args.name}_val.txt",
+        "text_cleaners": (args.text_cleaners,),
+    }
+    hparams = HParams(**settings)
+    symbols_file = Path(f"filelists/{args.name}_symbols.txt")
     if args.text_cleaners == "basic_cleaners":
         symbols = find_symbols(lines, hparams.text_cleaners)
         hparams = dataclasses.replace(hparams, symbols=symbols, n_symbols=len(alphabet(symbols)))
-        changes["symbols"] = f"@filelists/{args.name}_symbols.txt"
+        settings["symbols"] = f"@{symbols_file}"
     clips = check_corpus(lines, problems, hparams, converting=args.convert_to is not None)
     report_unknown_characters(((clip.location, clip.text) for clip in clips), hparams)
     if args.convert_to:
-        convert(clips, args.convert_to, corpus, args.sampling_rate, args.trim_db)
-        corpus = args.convert_to
-        clips = check_corpus(*read_table(corpus), hparams)
-    takes = Counter(tuple(clip.ids) for clip in clips).values()
-    if repeated := [n for n in takes if n > 1]:
-        texts = counted(len(repeated), "text")
-        print(f"note: {sum(repeated):,} clips are takes of {texts}; all of a text are in one list")
-    for file, part in zip(files, split(clips), strict=True):
-        rows = [f"{os.path.relpath(clip.path, corpus)}|{clip.text}" for clip in part]
-        write_lines(Path(file), rows)
-        print(f"{file}: {counted(len(rows), 'clip')}")
+        convert(clips, args.convert_to, args.corpus, args.sampling_rate, args.trim_db)
+        clips = check_corpus(*read_table(args.convert_to), hparams)
+    write_filelists(clips, hparams)
     if hparams.symbols:
-        write_lines(Path(changes["symbols"][1:]), [hparams.symbols])
+        write_lines(symbols_file, [hparams.symbols])
     minutes = sum(clip.n_frames for clip in clips) * hparams.hop_length / hparams.sampling_rate / 60
-    if minutes < SMALL_MINUTES and hparams.sampling_rate == HParams.sampling_rate:
-        amount = counted(round(minutes), "minute")
-        print(f"note: {amount} of speech: start from another voice (docs/speech.md, A small voice)")
-    command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{args.name}"]
-    if hparams.sampling_rate == HParams.sampling_rate:
+    changes = {name: value for name, value in settings.items() if value != getattr(HParams, name)}
+    print_training_command(args.name, changes, args.sampling_rate, minutes)
+
+
+def print_training_command(
+    name: str, changes: dict[str, Any], sampling_rate: int, minutes: float
+) -> None:
+    """Prints how to train on a corpus of that many minutes, whose settings are ``changes``."""
+    command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{name}"]
+    if sampling_rate == HParams.sampling_rate:
         command += ["--preset", "nvidia"]  # mels that HiFi-GAN's published weights can speak
+        if minutes < SMALL_MINUTES:
+            fix = "start from another voice (docs/speech.md, A small voice)"
+            print(f"note: {counted(round(minutes), 'minute')} of speech: {fix}")
     changes |= {"hours": 8, "learning_rate_decay": 0.3}
     changes |= {"n_frames_per_step": 2, "guided_attention_weight": 1}
-    settings = format_overrides(changes)
     print("Next (for a night; the newest checkpoint will speak best):")
-    print(f"  {shlex.join([*command, '--hparams', settings])}")
+    print(f"  {shlex.join([*command, '--hparams', format_overrides(changes)])}")
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raises :class:`UserError` for a wrong argument, before anything is read or written."""
+    if not re.fullmatch(r"\w[\w.-]*", args.name):
+        raise UserError(f"--name {args.name}: use letters, digits and . _ - only")
+    if not 0 <= args.trim_db <= 120:
+        raise UserError(f"--trim_db {args.trim_db}: use 0 to 120")
+    folder, filelist = args.convert_to, Path(f"filelists/{args.name}_train.txt")
+    if folder is None:
+        if args.trim_db:
+            raise UserError(
+                f"--trim_db {args.trim_db}: needs --convert_to, a folder for the trimmed clips"
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: already has files; give another --convert_to, or prepare it")
+    elif folder.resolve().is_relative_to(args.corpus.resolve()):
+        raise UserError(f"--convert_to {folder}: is in the corpus; use another folder")
+    elif filelist.exists():
+        raise UserError(f"{filelist}: exists already; give another --name, or delete it")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -300,31 +352,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=as_written)
     add = parser.add_argument
     add("corpus", type=Path, metavar="DIR", help="folder of the corpus")
-    add("--name", required=True, help="for filelists/NAME_*.txt")
+    add("--name", required=True, help="write filelists/NAME_*.txt")
     add("--speaker", default="", help="use only the audio in folders of this name")
     rate = "sampling rate (default: %(default)s)"
     add("--sampling_rate", type=int, default=HParams.sampling_rate, metavar="HZ", help=rate)
-    wanted = "make a corpus of mono wavs of that rate in this new folder, and use it"
-    add("--convert_to", type=Path, metavar="DIR", help=wanted)
-    quiet = "then cut off both ends where they stay this far below the loudest 25 ms, as 40"
+    converted = "make a corpus of mono wavs of that rate in this new folder, and use it"
+    add("--convert_to", type=Path, metavar="DIR", help=converted)
+    quiet = "also cut off both ends, where they stay so far below the loudest 25 ms (try 40)"
     add("--trim_db", type=float, default=0.0, metavar="DB", help=quiet)
-    cleaners = "of the language (default: %(default)s)"
+    cleaners = "cleaners of the language (default: %(default)s)"
     add("--text_cleaners", choices=CLEANERS, default="english_cleaners", help=cleaners)
     args = parser.parse_args(argv)
-    if not re.fullmatch(r"\w[\w.-]*", args.name):
-        raise UserError(f"--name {args.name}: use letters, digits and . _ - only")
-    if not 0 <= args.trim_db <= 120:
-        raise UserError(f"--trim_db {args.trim_db}: use 0 to 120")
-    filelist = Path(f"filelists/{args.name}_train.txt")
-    if (folder := args.convert_to) is None:
-        if args.trim_db:
-            raise UserError(f"--trim_db {args.trim_db}: needs --convert_to, for the cut clips")
-    elif folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: already has files; give another --convert_to, or prepare it")
-    elif folder.resolve().is_relative_to(args.corpus.resolve()):
-        raise UserError(f"--convert_to {folder}: is in the corpus; use another folder")
-    elif filelist.exists():
-        raise UserError(f"{filelist}: exists already; give another --name, or delete it")
+    check_arguments(args)
     prepare(args)
 
 

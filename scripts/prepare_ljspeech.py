@@ -31,7 +31,7 @@ ID_LISTS = FILELISTS / "ljspeech_train_ids.txt", FILELISTS / "ljspeech_val_ids.t
 
 def obtain(data_dir: Path) -> Path:
     """Returns LJSpeech's folder in ``data_dir``. If it is missing, extracts it from the archive
-    there, which is downloaded if it is missing or another file."""
+    there, which is downloaded unless it is there with the right SHA-256."""
     corpus, archive = data_dir / CORPUS, data_dir / ARCHIVE
     if (corpus / "metadata.csv").is_file():
         print(f"{corpus}: already there")
@@ -46,7 +46,7 @@ def obtain(data_dir: Path) -> Path:
     try:  # the archive appears only once its SHA-256 is right
         pooch.retrieve(URL, SHA256, ARCHIVE, data_dir, progressbar=sys.stderr.isatty())
     except (OSError, ValueError) as error:  # of requests, and of pooch for another SHA-256
-        fix = f"run again, or put {ARCHIVE} into --data_dir yourself"
+        fix = f"run again, or put {ARCHIVE} into {data_dir} yourself"
         raise UserError(f"{URL}: {error}; {fix}") from None
     unfinished = data_dir / f"{CORPUS}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)  # left by a run that was stopped
@@ -61,13 +61,13 @@ def obtain(data_dir: Path) -> Path:
 
 
 def write_filelists(corpus: Path, files: Sequence[str]) -> None:
-    """Writes a list of ``path|text`` for each of ID_LISTS, in its order."""
+    """Writes a filelist for each of ``ID_LISTS``, in its order."""
     rows = [line.split("|") for _, line in read_lines(corpus / "metadata.csv")]
     texts = {row[0]: row[-1] for row in rows}
     for file, id_list in zip(files, ID_LISTS, strict=True):
         ids = id_list.read_text().split()
         if missing := [name for name in ids if name not in texts]:
-            lacks = f"lacks {missing[0]}, and {len(missing) - 1:,} more of {id_list.name}"
+            lacks = f"lacks {missing[0]} and {len(missing) - 1:,} more IDs of {id_list.name}"
             raise UserError(f"{corpus}/metadata.csv: {lacks}; remove {corpus} and run again")
         write_lines(Path(file), [f"wavs/{name}.wav|{texts[name]}" for name in ids])
         print(f"{file}: {len(ids):,} clips")
@@ -75,15 +75,15 @@ def write_filelists(corpus: Path, files: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
-    needs = f"extract LJSpeech into DIR, from DIR/{ARCHIVE} or a download; needs 6.6 GB"
-    parser.add_argument("--data_dir", type=Path, required=True, metavar="DIR", help=needs)
+    extract = f"extract LJSpeech into DIR, from DIR/{ARCHIVE} or a download (needs 6.6 GB)"
+    parser.add_argument("--data_dir", type=Path, required=True, metavar="DIR", help=extract)
     corpus = obtain(parser.parse_args(argv).data_dir)
     hparams = HParams(data_dir=str(corpus))
     files = [hparams.training_files, hparams.validation_files]
     write_filelists(corpus, files)
     refuse(check_samples(load_clips("+".join(files), hparams), hparams))
     settings = f"data_dir={corpus},hours=24,learning_rate_decay=0.3"
-    print("Next (for a day; without hours, the paper's 220 epochs):")
+    print("Next (for a day; without hours=24, for the paper's 220 epochs):")
     print(f"  python train.py -o runs/ljspeech --preset nvidia --hparams {settings}")
 
 

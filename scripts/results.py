@@ -23,26 +23,14 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from batching import STRATEGIES
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder
 from hparams import AUDIO, HParams
 
-# The paper's Table 2. minutes: per epoch, on a GeForce GTX 1080. VL1, VL2, VL3: validation loss
-# after 100, 160 and 220 epochs, smoothed; VLavg: its mean between the first and the last.
-PAPER = pd.DataFrame(
-    [
-        ("RAND", 32.02, 773.82, 32.82, 0.340, 0.323, 0.312, 0.325),
-        ("SB-BR", 0.16, 526.43, 20.82, 0.342, 0.327, 0.325, 0.329),
-        ("SSB-BR", 6.22, 556.22, 22.98, 0.356, 0.329, 0.318, 0.332),
-        ("BKT-BR", 6.10, 553.40, 22.70, 0.348, 0.327, 0.322, 0.331),
-        ("ATS-BR", 6.08, 552.48, 22.68, 0.355, 0.328, 0.316, 0.331),
-        ("SB", 0.16, 526.43, 21.67, 0.401, 0.391, 0.385, 0.388),
-        ("SSB", 6.22, 556.22, 23.06, 0.394, 0.373, 0.359, 0.378),
-        ("SB-DBS", 0.47, 527.15, 17.58, 0.367, 0.341, 0.330, 0.347),
-        ("SSB-DBS", 6.62, 557.68, 19.39, 0.346, 0.329, 0.326, 0.330),
-        ("SSB-DBS-BR", 6.62, 557.68, 19.28, 0.339, 0.320, 0.309, 0.322),
-    ],
-    columns=["batching", "zpr", "abl", "minutes", "VL1", "VL2", "VL3", "VLavg"],
-).set_index("batching")
+# The paper's Table 2. n_batches is from its Sec. 4. minutes: per epoch, on a GeForce GTX 1080. VL1,
+# VL2, VL3: validation loss after 100, 160 and 220 epochs, smoothed; VLavg: its mean between the
+# first and the last.
+PAPER = pd.read_csv(Path(__file__).parent / "paper_table2.csv", index_col="batching")
 STAGED = ["VL1", "VL2", "VL3", "VLavg"]
 PAPER_EPOCHS, PAPER_STAGES = 220, (100, 160, 220)
 # Quantities, our digits and the paper's.
@@ -56,16 +44,9 @@ NAMED = ["batching_strategy", "dynamic_batch_size", "batch_randomization"]
 # losses or on times.
 NO_COLUMN = {*NAMED, "seed", "data_dir", "training_files", "validation_files", "mel_cache_dir"}
 NO_COLUMN |= {"epochs_per_checkpoint", "checkpoint_minutes", "keep_checkpoints", "check_memory"}
-READ_BY = {  # settings that some strategies do not read
-    "lrf": ("SSB",),
-    "bucket_size": ("BKT",),
-    "bucket_edges": ("BKT",),
-    "n_buckets": ("BKT",),
-    "n_bins": ("ATS",),
-    "longest_first": ("SB", "SSB", "BKT"),
-}
 CAPACITIES = ("batch_capacity", "batch_capacity_seconds")  # which only DBS reads
 CONDITIONS = ["device", "threads", "decoder", "precision", "torch"]  # that times depend on
+CLIPS = ["training_frames", "validation_frames"]  # what it was trained and validated on
 AVERAGED = ["zpr", "abl", "n_batches", "total_length"]  # over the epochs
 VALIDATED = ["loss", "masked_loss", "diagonality"]
 QUANTITIES = [*AVERAGED, "minutes", "seconds", *VALIDATED, *STAGED]
@@ -92,7 +73,7 @@ class Run(NamedTuple):
     settings: dict[str, Any]
     epochs: pd.DataFrame  # by number, from 1: AVERAGED and minutes
     validations: pd.DataFrame  # by epoch: VALIDATED
-    conditions: dict[str, str]  # CONDITIONS and validation_frames
+    conditions: dict[str, str]  # CONDITIONS and CLIPS
 
     @property
     def name(self) -> str:
@@ -105,7 +86,8 @@ class Run(NamedTuple):
     def relevant_settings(self) -> dict[str, Any]:
         """Returns the settings that may be columns: those that its batching reads."""
         strategy, dynamic, _ = (self.settings[name] for name in NAMED)
-        unread = {name for name, strategies in READ_BY.items() if strategy not in strategies}
+        unread = {name for other in STRATEGIES.values() for name in other.settings}
+        unread -= {*STRATEGIES[strategy].settings}
         unread |= NO_COLUMN | (set() if dynamic else {*CAPACITIES})
         unread |= {"epochs"} if self.settings["hours"] else set()
         return {name: value for name, value in self.settings.items() if name not in unread}
@@ -145,9 +127,8 @@ def read_run(folder: Path) -> Run:
                 settings["epochs"] = record["epochs"]
             elif record["event"] == "epoch":
                 starts.append(now)  # which counts once an epoch has ended
-                frames = round(60 * record["minutes"] * record["frames_per_second"])
-                epochs.append([record["epoch"] + 1, record["minutes"], frames])
-                epochs[-1] += [record[name] for name in AVERAGED]
+                values = [record[name] for name in ("minutes", *AVERAGED)]
+                epochs.append([record["epoch"] + 1, *values])
             elif record["event"] == "validation":
                 validations.append([record["epoch"] + 1, *(record[name] for name in VALIDATED)])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -155,9 +136,9 @@ def read_run(folder: Path) -> Run:
         raise UserError(f"{file}: cannot be read ({error!r}); {fix}") from None
     conditions = {
         name: " and ".join(dict.fromkeys(str(start.get(name, "unknown")) for start in starts))
-        for name in (*CONDITIONS, "validation_frames")
+        for name in (*CONDITIONS, *CLIPS)
     }
-    epochs = pd.DataFrame(epochs, columns=["epoch", "minutes", "frames", *AVERAGED])
+    epochs = pd.DataFrame(epochs, columns=["epoch", "minutes", *AVERAGED])
     validations = pd.DataFrame(validations, columns=["epoch", *VALIDATED])
     validations = validations.set_index("epoch").astype(float)
     return Run(folder, settings, epochs.set_index("epoch"), validations, conditions)
@@ -205,35 +186,66 @@ def compare(runs: list[Run]) -> Comparison:
     runs = [run for run in runs if not run.epochs.empty]
     if not runs:
         raise UserError("\n".join(notes))
+    keys = group_keys(runs)
+    group = keys.groupby(list(keys), observed=True, dropna=False).ngroup()  # sorted
+    rows = pd.DataFrame([averages(run) for run in runs]).reindex(columns=QUANTITIES)
+    for members in group.groupby(group).groups.values():
+        refuse_equal_seeds([runs[i] for i in members])
+        rows.loc[members, VALIDATED] = last_validations([runs[i] for i in members])
+    notes += leave_out_incomparable(rows, runs, set(keys))
+
+    labels = keys.groupby(group).first()
+    labels["seeds"] = group.value_counts()
+    done = pd.Series([f"{run.epochs.index[-1]}/{run.settings['epochs'] or '?'}" for run in runs])
+    labels["epochs"] = done.groupby(group).agg(lambda of_seeds: ", ".join(of_seeds.unique()))
+    return Comparison(labels, rows.groupby(group).mean(), rows.groupby(group).sem(), notes)
+
+
+def group_keys(runs: list[Run]) -> pd.DataFrame:
+    """Returns a row for each run: its batching, and the settings that differ between runs."""
     settings = pd.DataFrame([run.relevant_settings() for run in runs], dtype=object)
-    settings["training frames"] = [run.epochs.frames.iloc[0] for run in runs]
+    settings["training frames"] = [run.conditions["training_frames"] for run in runs]
     settings = settings.loc[:, settings.nunique() > 1]
     names = [run.name for run in runs]
     order = list(dict.fromkeys([*PAPER.index, *sorted(names)]))
     batching = pd.Series(pd.Categorical(names, order, ordered=True), name="batching")
-    keys = pd.concat([batching, settings], axis=1)
-    group = keys.groupby(list(keys), observed=True, dropna=False).ngroup()  # sorted
-    rows = pd.DataFrame([averages(run) for run in runs]).reindex(columns=QUANTITIES)
-    for members in group.groupby(group).groups.values():
-        seeds = [runs[i].settings["seed"] for i in members]
-        if len(set(seeds)) < len(seeds):
-            paths = " and ".join(str(runs[i].path) for i in members[:2])
-            raise UserError(f"{paths}: have the same settings and seed; name one of them")
-        if runs[members[0]].settings["hours"]:  # each has an end of its own
-            for i in members:
-                if len(runs[i].validations):
-                    rows.loc[i, VALIDATED] = runs[i].validations.iloc[-1]
-        elif common := set.intersection(*(set(runs[i].validations.index) for i in members)):
-            for i in members:
-                rows.loc[i, VALIDATED] = runs[i].validations.loc[max(common)]
+    return pd.concat([batching, settings], axis=1)
 
+
+def refuse_equal_seeds(runs: list[Run]) -> None:
+    if len({run.settings["seed"] for run in runs}) < len(runs):
+        paths = " and ".join(str(run.path) for run in runs[:2])
+        raise UserError(f"{paths}: have the same settings and seed; name one of them")
+
+
+def last_validations(runs: list[Run]) -> np.ndarray:
+    """Returns VALIDATED of each run after the last epoch that all were validated after; or, of runs
+    of so many hours, after its own last; nan if there is none."""
+    common = set.intersection(*(set(run.validations.index) for run in runs))
+    rows = np.full((len(runs), len(VALIDATED)), math.nan)
+    for row, run in zip(rows, runs, strict=True):
+        if run.settings["hours"] and len(run.validations):
+            row[:] = run.validations.iloc[-1]
+        elif common:
+            row[:] = run.validations.loc[max(common)]
+    return rows
+
+
+def leave_out_incomparable(rows: pd.DataFrame, runs: list[Run], differing: set[str]) -> list[str]:
+    """Makes nan what does not compare between runs; returns notes that say why.
+
+    Args:
+        rows: of the runs, QUANTITIES.
+        differing: settings that differ between runs.
+    """
+    notes = []
     for run in runs:
         if not np.isfinite(run.validations.loss).all():
             notes.append(f"{run.path}: a loss is not finite; the means leave it out")
-    if "n_frames_per_step" in settings:  # of which their gate losses have one each
+    if "n_frames_per_step" in differing:  # a gate loss counts a decoder step once
         notes.append("losses are left out: runs have other numbers of frames a decoder step")
         rows[["loss", "masked_loss", *STAGED]] = math.nan
-    if "batch_size" in settings:
+    if "batch_size" in differing:
         notes.append("padded losses are left out: of several batch sizes only masked ones compare")
         rows[["loss", *STAGED]] = math.nan
     facts = pd.DataFrame([run.settings | run.conditions for run in runs])
@@ -242,17 +254,12 @@ def compare(runs: list[Run]) -> Comparison:
         notes.append(f"losses are left out: {reason}")
         rows[[*VALIDATED, *STAGED]] = math.nan
     reason = unequal(facts[CONDITIONS], paths)
-    if "training frames" in settings:
+    if "training frames" in differing:
         reason = "the runs were trained on other clips"
     if reason:
         notes.append(f"times are not compared: {reason}")
         rows["minutes"] = math.nan
-
-    labels = keys.groupby(group).first()
-    labels["seeds"] = group.value_counts()
-    done = pd.Series([f"{run.epochs.index[-1]}/{run.settings['epochs'] or '?'}" for run in runs])
-    labels["epochs"] = done.groupby(group).agg(lambda of_seeds: ", ".join(of_seeds.unique()))
-    return Comparison(labels, rows.groupby(group).mean(), rows.groupby(group).sem(), notes)
+    return notes
 
 
 def averages(run: Run) -> dict[str, float]:
@@ -266,12 +273,12 @@ def averages(run: Run) -> dict[str, float]:
 
 
 def unequal(facts: pd.DataFrame, paths: pd.Series) -> str:
-    """Says which runs differ in which column of ``facts``; "" if they agree in all."""
+    """Says in which columns of ``facts`` which runs differ; "" if they agree in all."""
     parts = []
     for name in facts.columns[facts.nunique() > 1]:
-        for value, some in paths.groupby(facts[name]):
-            more = f" and {len(some) - 2} more" * (len(some) > 2)
-            parts.append(f"{name}={value} in {', '.join(some[:2])}{more}")
+        for value, alike in paths.groupby(facts[name]):
+            more = f" and {len(alike) - 2} more" if len(alike) > 2 else ""
+            parts.append(f"{name}={value} in {', '.join(alike[:2])}{more}")
     return "; ".join(parts)
 
 

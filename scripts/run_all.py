@@ -26,14 +26,16 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import cli
-from batching import batch_statistics, plan_batches, solve_randomness
+from batching import STRATEGIES, batch_statistics, plan_batches
 from cli import UserError
-from data_utils import load_data, padded_frames
+from corpus.clips import padded_frames
+from corpus.sets import load_data
 from hparams import (
     MAY_CHANGE,
     PRESETS,
@@ -41,12 +43,11 @@ from hparams import (
     create_hparams,
     format_overrides,
     parse_overrides,
-    recorded_hparams,
 )
 from model import Tacotron2
 
 ROOT = Path(__file__).resolve().parent.parent
-EXPERIMENTS = "RAND SB-BR SSB-BR BKT-BR ATS-BR SB SSB SB-DBS SSB-DBS SSB-DBS-BR"  # Table 2's
+EXPERIMENTS = list(pd.read_csv(ROOT / "scripts" / "paper_table2.csv").batching)
 BATCHING = ("batching_strategy", "dynamic_batch_size", "batch_randomization")
 SET_BY = dict.fromkeys(BATCHING, "--only") | {"seed": "--seeds", "epochs": "--epochs"}
 LISTS = ("training_files", "validation_files")
@@ -67,10 +68,12 @@ class Run(NamedTuple):
 def experiments(text: str) -> list[str]:
     """Parses an argument: names such as RAND, SSB-BR, SB-DBS or ATS-DBS-BR."""
     names = text.split()
-    if not names or not all(
-        re.fullmatch("RAND(-DBS)?|(SB|SSB|BKT|ATS)(-DBS)?(-BR)?", name) for name in names
-    ):
-        raise argparse.ArgumentTypeError(f"'{text}': use some of {EXPERIMENTS}, or the like")
+    for name in names or [""]:
+        strategy, *operations = name.split("-")
+        is_known = strategy in STRATEGIES and operations in ([], ["DBS"], ["BR"], ["DBS", "BR"])
+        if not is_known or (strategy == "RAND" and "BR" in operations):  # which is random already
+            problem = f"'{text}': use some of {' '.join(EXPERIMENTS)}, or the like"
+            raise argparse.ArgumentTypeError(problem)
     return list(dict.fromkeys(names))
 
 
@@ -93,8 +96,9 @@ def parse_args() -> argparse.Namespace:
     add("--seeds", type=seeds, default="0",
         help='one run per seed, as in "0 1000 2000"; epoch e is planned from seed + e, so keep '
         "seeds further apart than the number of epochs (default: %(default)s)")
-    add("--only", type=experiments, default=EXPERIMENTS,
-        help="experiments to train, others too, such as RAND-DBS (default: %(default)s)")
+    add("--only", type=experiments, default=EXPERIMENTS, metavar="NAMES",
+        help="experiments to train, others too, such as RAND-DBS "
+        f"(default: {' '.join(EXPERIMENTS)})")
     add("--hparams", action="append", default=[], metavar="NAME=VALUE,...",
         help="settings to change in all runs, filelists too, as for train.py")
     add("--preset", choices=PRESETS, help="settings preset (default: paper)")
@@ -146,24 +150,67 @@ def base_settings(args: argparse.Namespace, seed: int) -> HParams:
     return create_hparams(f"dynamic_batch_size=True,{args.hparams}", args.preset, base)
 
 
+def recorded_hparams(folder: Path) -> HParams:
+    """Returns the settings in a run's hparams.json, or raises :class:`UserError`."""
+    file = folder / "hparams.json"
+    if not file.exists():
+        raise UserError(f"{folder}: holds no run; name the output of run_all.sh or train.py")
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        return HParams(**settings)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        problem = f"not the settings of a run of this version ({error})"
+        raise UserError(f"{file}: {problem}; name another folder") from None
+
+
 def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str, dict[str, int]]:
     """Returns the settings of BKT and ATS that pad like SSB (Sec. 3), by strategy, as far as --only
     needs them and --hparams does not have them. Raises :class:`UserError` if there are none."""
     used = {name.split("-")[0] for name in args.only}
-    overrides = parse_overrides(args.hparams)
-    needed = {s: name for s, name in PARAMETERS.items() if s in used and name not in overrides}
-    lengths = [padded_frames(clip, hparams) for clip in load_data(hparams)[0]] if needed else []
-    fixed, parameters = {"batch_size": hparams.batch_size, "dynamic_batch_size": False}, {}
-    if needed:
-        ssb = [plan_batches(lengths, "SSB", lrf=hparams.lrf, epoch=e, **fixed) for e in range(8)]
-        zpr = sum(batch_statistics(lengths, plan).zpr for plan in ssb) / len(ssb)
-    for strategy, name in needed.items():
-        try:
-            parameters[strategy] = {name: int(solve_randomness(lengths, strategy, zpr, **fixed))}
-        except ValueError as error:
-            fix = f"give {name} in --hparams, or leave {strategy} out of --only"
-            raise UserError(f"{strategy} cannot pad like SSB here ({error}); {fix}") from None
-    return parameters
+    given = parse_overrides(args.hparams)
+    needed = {s: name for s, name in PARAMETERS.items() if s in used and name not in given}
+    if not needed:
+        return {}
+    lengths = [padded_frames(clip, hparams) for clip in load_data(hparams)[0]]
+    ssb_zpr = mean_zpr(lengths, "SSB", hparams.batch_size, lrf=hparams.lrf)
+    return {
+        strategy: {name: largest_within(ssb_zpr, lengths, strategy, hparams.batch_size)}
+        for strategy, name in needed.items()
+    }
+
+
+def largest_within(target_zpr: float, lengths: list[int], strategy: str, batch_size: int) -> int:
+    """Returns the largest bucket size of BKT, a multiple of the batch size, or number of bins of
+    ATS with which batches have no more padding than ``target_zpr``."""
+    name = PARAMETERS[strategy]
+    unit = batch_size if strategy == "BKT" else 1
+
+    def zpr(n: int) -> float:
+        return mean_zpr(lengths, strategy, batch_size, **{name: n * unit})
+
+    # Padding grows with the setting: one bucket, or one batch in each bin, is RAND.
+    low, high = 1, max(len(lengths) // batch_size, 1)
+    if not zpr(low) <= target_zpr <= zpr(high):
+        fix = f"give {name} in --hparams, or leave {strategy} out of --only"
+        problem = f"its ZPR is {zpr(low):.4f} to {zpr(high):.4f}, and SSB's {target_zpr:.4f}"
+        raise UserError(f"{strategy} cannot pad like SSB here: {problem}; {fix}")
+    while high - low > 1:
+        middle = (low + high) // 2
+        if zpr(middle) <= target_zpr:
+            low = middle
+        else:
+            high = middle
+    return low * unit
+
+
+def mean_zpr(lengths: list[int], strategy: str, batch_size: int, **settings: float) -> float:
+    """Returns the ZPR of batches of a fixed size, averaged over eight epochs."""
+    plans = [
+        plan_batches(lengths, strategy, batch_size, False, epoch=epoch, **settings)
+        for epoch in range(8)
+    ]
+    return sum(batch_statistics(lengths, plan).zpr for plan in plans) / len(plans)
 
 
 def plan(args: argparse.Namespace) -> list[Run]:
@@ -236,8 +283,8 @@ def require_space(args: argparse.Namespace, runs: list[Run]) -> None:
 
 
 def call(program: str, *arguments: object, must: bool = False) -> int:
-    """Runs a program of this repository, which ends when this one does; its exit status. If it
-    ``must`` succeed, a failure ends this program too."""
+    """Runs a program of this repository, which ends when this one does; returns its exit status. If
+    it ``must`` succeed, a failure ends this program too."""
     command = [str(ROOT / program), *map(str, arguments)]
     print(f"\npython {shlex.join(command)}", flush=True)
     # In a session of its own, so that Ctrl-C reaches this program alone, which then ends it.
@@ -290,7 +337,8 @@ def main() -> None:
     if call("scripts/results.py", args.output, "--output", args.output):
         failed.append("results.py")
     if failed:
-        sys.exit(f"FAILED: {'; '.join(failed)}; see above, and run the same command again to retry")
+        fix = "once that is mended, run the same command again"
+        sys.exit(f"FAILED: {'; '.join(failed)}: see above; {fix}")
 
 
 if __name__ == "__main__":

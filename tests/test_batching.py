@@ -25,7 +25,6 @@ from batching import (
     batch_statistics,
     deal_batches,
     plan_batches,
-    solve_randomness,
 )
 from hparams import HParams
 
@@ -50,7 +49,7 @@ def cases(draw: st.DrawFn, **fixed: object) -> tuple[list[int], dict]:
     few_lengths = st.lists(st.integers(1, longest), min_size=1, max_size=90)
     lengths = draw(few_lengths | many_lengths(longest))
     settings = {
-        "strategy": draw(st.sampled_from(STRATEGIES)),
+        "strategy": draw(st.sampled_from([*STRATEGIES])),
         "batch_size": draw(st.integers(1, 12)),
         "dynamic_batch_size": draw(st.booleans()),
         "batch_randomization": draw(st.booleans()),
@@ -231,23 +230,6 @@ def test_lengths_drawn_from_the_plans_seed_are_not_sorted_by_their_own_noise():
     assert abs(trend) < 5 / 1000**0.5  # five standard errors
 
 
-@pytest.mark.parametrize(
-    ("strategy", "name", "step", "largest"),  # setting, step of the search, largest value
-    [("SSB", "lrf", 1 / 1024, 32.0), ("BKT", "bucket_size", 16, 16 * 7), ("ATS", "n_bins", 1, 6)],
-)
-def test_the_solved_value_is_the_last_within_the_target(strategy, name, step, largest):
-    lengths = corpus(800)
-    dynamic = {"dynamic_batch_size": True, "batch_size": 8, "seed": 5}
-    for target, options in [(0.04, {}), (0.1, {})] + [(0.07, dynamic)] * (strategy == "SSB"):
-        value = solve_randomness(lengths, strategy, target, **options)
-        settings = {**FIXED, **options}
-        assert mean_zpr(lengths, strategy, **{name: value}, **settings) <= target
-        assert mean_zpr(lengths, strategy, **{name: value + step}, **settings) > target
-    assert solve_randomness([50] * 100, strategy, 0.0) == largest
-    with pytest.raises(ValueError, match=rf"^target_zpr=0.9: {strategy} gives 0\.\d+ to 0\.\d+"):
-        solve_randomness(corpus(300), strategy, 0.9)
-
-
 # For callers
 
 
@@ -264,6 +246,17 @@ def test_impossible_arguments_are_refused_with_value_and_fix(lengths, settings, 
     for function in (plan_batches, EpochBatchSampler):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
             function(lengths, **settings)
+
+
+def test_settings_of_other_strategies_are_ignored_and_those_of_none_refused():
+    lengths = corpus(100)
+    for name, strategy in STRATEGIES.items():
+        mine = {setting: getattr(HParams, setting) for setting in strategy.settings}
+        others = {"lrf": -1, "bucket_size": 0, "n_buckets": 0, "n_bins": 0}  # impossible
+        plan = plan_batches(lengths, name, **(others | mine))
+        assert batches(plan) == batches(plan_batches(lengths, name))
+    with pytest.raises(TypeError, match=r"^lfr: no strategy has such"):
+        EpochBatchSampler(lengths, lfr=0.2)
 
 
 def test_the_file_works_alone_with_numpy(tmp_path):

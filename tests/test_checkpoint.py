@@ -1,4 +1,4 @@
-"""Checkpoints, and the folder that holds them."""
+"""Checkpoints as files, and the folder that holds them."""
 
 import os
 import pickle

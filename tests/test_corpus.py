@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import hypothesis
@@ -29,7 +28,7 @@ from corpus.clips import (
     write_lines,
 )
 from corpus.mels import MelCache, open_mels
-from data_utils import load_data
+from corpus.sets import load_data
 from hparams import create_hparams
 from text import text_to_sequence
 
@@ -102,10 +101,10 @@ def test_a_filelist_is_never_replaced(tmp_path):
     assert file.read_text("utf-8") == "0.wav|ü\n1.wav|b\n" and file.stat().st_mtime_ns == before
 
 
-def test_characters_that_are_not_read_as_written_are_noted(capsys):
+def test_characters_that_are_not_read_as_written_are_noted(hparams, capsys):
+    hparams = replace(hparams, text_cleaners=("english_cleaners",))
     texts = ["plain", "so [sic", "1984", "[sic", "Straße", "süß"]
-    located = [(f"F:{n}", text) for n, text in enumerate(texts, 1)]
-    report_unknown_characters(located, create_hparams())
+    report_unknown_characters([(f"F:{n}", text) for n, text in enumerate(texts, 1)], hparams)
     left_out, misread = capsys.readouterr().out.splitlines()
     assert left_out.startswith("note: F:2: '[' (U+005B) has no symbol and is left out (in 2 texts)")
     assert misread.startswith("note: F:5: 'ß' is read as 'ss', 'ü' is read as 'u' (in 2 texts),")
@@ -114,8 +113,32 @@ def test_characters_that_are_not_read_as_written_are_noted(capsys):
 # Checks
 
 
-@pytest.fixture
-def bad_wavs(corpus):
+# Lines of a filelist, and what is said about them
+BAD_LINES = {
+    "0.wav": "'0.wav' is not path|text",
+    "0.wav|caf\udce9": "byte 0xe9 is not UTF-8",
+    "99.wav|ok": "99.wav: no such file",
+    "stereo.wav|ok": "stereo.wav: 2 channels",
+    "rate.wav|ok": "rate.wav: sampling rate 16000 Hz",
+    "short.wav|ok": "short.wav: 1101 samples, too short for a mel",
+    "noise.wav|ok": "noise.wav: not a readable sound file",
+    "AIFF.wav|ok": "AIFF.wav: is AIFF",
+    "2.wav|": "text '' has nothing to speak",
+    "2.wav|say {QQ}": "'QQ' in braces is not an ARPAbet phone",
+    "2.wav|a": "text 'a' is one symbol",
+    "2.wav|" + "a " * 300: "text of 599 symbols, above max_text_length=500",
+    "loud.wav|ok": "loud.wav: has a sample of 3",
+    "nan.wav|ok": "nan.wav: has samples that are not finite",
+    "constant.wav|ok": "constant.wav: is silent",
+    "./3.wav|ok": "3.wav is on train.txt:1 too",
+    "10.wav|ok": "10.wav is on val.txt:1 too",
+    "link.wav|ok": "link.wav is on val.txt:2 too",
+}
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_everything_that_is_wrong_with_clips_is_in_one_report(corpus, hparams, cache):
+    """Lists, texts, headers and samples, of both sets."""
     tone, _ = soundfile.read(corpus / "0.wav")
     sounds = {
         "stereo": np.stack([tone, tone], 1),
@@ -129,95 +152,46 @@ def bad_wavs(corpus):
     soundfile.write(corpus / "AIFF.wav", tone, 22050, format="AIFF")
     soundfile.write(corpus / "rate.wav", tone, 16000)
     (corpus / "noise.wav").write_bytes(b"this is not sound")
-    (corpus / "leak1.wav").symlink_to(corpus / "10.wav")
-    (corpus / "leak2.wav").hardlink_to(corpus / "11.wav")
-
-
-# Lines of a filelist, and patterns of what is wrong with them
-BAD_LINES = {
-    "0.wav": "'0.wav' is not path|text; write a path, one |, and the text",
-    "0.wav|caf\udce9": "byte 0xe9 is not UTF-8; save as UTF-8",
-    "99.wav|ok": "99.wav: no such file; fix its line, or set data_dir",
-    "stereo.wav|ok": "stereo.wav: 2 channels; mix it down to mono",
-    "rate.wav|ok": "rate.wav: sampling rate 16000 Hz; resample it to 22050 Hz (*), or set "
-    "sampling_rate=16000,hop_length=200,win_length=800,filter_length=1024",
-    "short.wav|ok": "short.wav: 1101 samples, too short for a mel; remove * 1103 samples or more",
-    "noise.wav|ok": "noise.wav: not a readable sound file (*); replace it",
-    "AIFF.wav|ok": "AIFF.wav: is AIFF; convert it to wav or flac",
-    "2.wav|": "text '' has nothing to speak once cleaned; fix or remove it",
-    "2.wav|say {QQ}": "'QQ' in braces is not an ARPAbet phone; use ",
-    "2.wav|a": "text 'a' is one symbol; training needs two or more",
-    "2.wav|" + "a " * 300: "text of 599 symbols, above max_text_length=500; split * raise",
-    "rate.wav|": "rate.wav: sampling rate 16000 Hz; *; and: text '' has nothing to speak",
-}
-BAD_SAMPLES = {
-    "loud.wav|ok": "loud.wav: has a sample of 3, beyond *; scale it down",
-    "nan.wav|ok": "nan.wav: has samples that are not finite; replace it",
-    "constant.wav|ok": "constant.wav: is silent (peak 0.5); remove its line",
-}
-BAD_IN_TRAINING = {
-    "./0.wav|ok": "0.wav is on train.txt:1 too; keep one",
-    "9.wav|ok": "9.wav is on val.txt:1 too; keep one",
-    "leak1.wav|ok": "leak1.wav is on val.txt:2 too; keep one",
-    "leak2.wav|ok": "leak2.wav is on val.txt:3 too; keep one",
-}
-
-
-def write_list(path, good, bad):
-    """Writes a filelist of good and bad lines; the patterns of its problems."""
-    path.write_text("\n".join([*good, *bad]), errors="surrogateescape")
-    return [f"{path.name}:{n}: {pattern}" for n, pattern in enumerate(bad.values(), len(good) + 1)]
-
-
-@pytest.mark.parametrize("cache", [True, False])
-def test_everything_that_is_wrong_is_in_one_report(corpus, bad_wavs, hparams, cache):
-    """Lists, texts, headers and samples, of both sets."""
-    train, val, good = corpus / "train.txt", corpus / "val.txt", ["0.wav|ok", "", "1.wav|ok"]
-    expected = write_list(train, good, BAD_LINES | BAD_IN_TRAINING)
-    good = ["9.wav|ok", "10.wav|ok", "11.wav|ok"]
-    expected += write_list(val, good, BAD_SAMPLES | BAD_LINES)
-    expected.append(f"{len(expected)} problems")
+    (corpus / "link.wav").hardlink_to(corpus / "11.wav")
+    lines = ["3.wav|ok", "", *BAD_LINES]
+    (corpus / "train.txt").write_text("\n".join(lines), errors="surrogateescape")
+    (corpus / "val.txt").write_text("10.wav|ok\n11.wav|ok\nrate.wav|\n")
+    expected = {f"train.txt:{n}: {problem}" for n, problem in enumerate(BAD_LINES.values(), 3)}
+    expected |= {"val.txt:3: rate.wav: sampling rate", "val.txt:3: text '' has nothing"}
     with pytest.raises(UserError) as error:
         load_data(replace(hparams, cache_mels=cache))
-    lines = sorted(str(error.value).replace(f"{corpus}/", "").split("\n"))
-    for line, pattern in zip(lines, sorted(expected), strict=True):
-        assert fnmatchcase(line, f"{pattern}*")
+    lines = str(error.value).replace(f"{corpus}/", "").split("\n")
+    assert len(lines) == len(expected)
+    for start in expected:
+        assert any(line.startswith(start) for line in lines), start
     assert not list(corpus.glob("cache/*.*"))
 
 
-def test_of_problems_that_many_clips_share_one_is_listed_and_of_those_that_differ_ten():
-    same = [Problem(f"m.csv:{i}", f"{i}.wav: sampling rate 8 Hz") for i in range(13)]
-    short = [Problem(f"m.csv:{i}", f"x{i}: {i} samples, too short") for i in range(25)]
-    others = [Problem(f"m.csv:{i}", f"{i}.wav: text '{'a' * i}' is one symbol") for i in range(3)]
+def test_ten_problems_of_each_kind_are_listed():
+    short = [Problem(f"m.csv:{i}", "short", f"x{i}: {i} samples") for i in range(25)]
+    others = [Problem(f"m.csv:{i}", "text", f"{i}.wav: text") for i in range(3)]
     with pytest.raises(UserError) as error:
-        refuse([*same, *short, *others])
-    lines = [f"{same[0]} (12 more lines like it)", *map(str, short[:9])]
-    lines += [f"{short[9]} (15 more lines like it)", *map(str, others)]
-    assert str(error.value).split("\n") == lines
+        refuse([*short[::-1], *others], "fix them")
+    lines = [*map(str, short[:9]), f"{short[9]} (15 more lines like it)", *map(str, others)]
+    assert sorted(str(error.value).split("\n")) == sorted([*lines, "fix them"])
 
 
 COMMENTS = b"INFO" + 300 * (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4)
 COMMENTS = b"LIST" + len(COMMENTS).to_bytes(4, "little") + COMMENTS
-CUT = "cut off: its header says 4,410 bytes of samples, but it has 3,410; copy or convert it again"
 
 
-@pytest.mark.parametrize(
-    ("name", "metadata", "problem"),
-    [
-        ("WAV", b"", CUT),
-        ("WAV", COMMENTS, CUT),
-        ("FLAC", b"", "not a readable|not as long as"),
-    ],
-)
-def test_a_cut_is_noticed(corpus, hparams, name, metadata, problem):
+@pytest.mark.parametrize(("kind", "metadata"), [("WAV", b""), ("WAV", COMMENTS), ("FLAC", b"")])
+def test_a_cut_is_noticed(corpus, hparams, kind, metadata):
     path = corpus / "x.wav"
-    write_tone(path, 0.1, subtype="PCM_16", format=name)
+    write_tone(path, 0.1, subtype="PCM_16", format=kind)
     whole = path.read_bytes()
     whole = whole[:36] + metadata + whole[36:]
     path.write_bytes(whole)
     assert len(load_list(hparams, "x.wav|tone")) == 1
     path.write_bytes(whole[:-1000])
-    with pytest.raises(UserError, match=rf"list\.txt:1: .*/x\.wav: ({problem})"):
+    with pytest.raises(
+        UserError, match=r"list\.txt:1: .*/x\.wav: (cut off|not .* readable|not as)"
+    ):
         load_list(hparams, "x.wav|tone")
 
 
@@ -263,8 +237,6 @@ def test_threads_keep_the_order_and_end_early_after_an_error_or_ctrl_c():
     with pytest.raises(KeyboardInterrupt):
         in_threads(interrupt, range(5000), "interrupted")
     assert 200 < len(begun) < 5000
-    with pytest.raises(ZeroDivisionError):
-        in_threads(lambda i: 1 / (i - 5), range(10), "failing")
 
 
 def files(folder):
@@ -272,18 +244,16 @@ def files(folder):
 
 
 def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips):
-    for settings, some, n_missing in (
+    for settings, listed, n_missing in (
         (hparams, clips[1:5], 4),
-        (hparams, clips[2:4], 0),
         (hparams, clips[:4], 1),
-        (hparams, clips, 3),
-        (hparams, clips[::-1], 0),
-        (replace(hparams, batching_strategy="RAND"), clips[4:], 0),
+        (hparams, clips[::-1], 3),
+        (replace(hparams, batching_strategy="RAND"), clips, 0),
         (replace(hparams, mel_fmax=7000.0), clips, 8),
     ):
         before = files(corpus)
-        mels, fresh = (open_mels(some, replace(settings, cache_mels=c)) for c in (True, False))
-        for clip in some:
+        mels, fresh = (open_mels(listed, replace(settings, cache_mels=c)) for c in (True, False))
+        for clip in listed:
             np.testing.assert_array_equal(mels(clip), fresh(clip))
         assert before.items() <= files(corpus).items()
         assert len(files(corpus)) == len(before) + n_missing

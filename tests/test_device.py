@@ -25,39 +25,25 @@ def gpu(monkeypatch):
     choose_device(create_hparams())
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_what_needs_a_gpu_is_refused_on_a_cpu():
-    with pytest.raises(UserError, match=r"^setting precision=tf32: .* GPU.*; use fp32$"):
-        choose_device(create_hparams("precision=tf32"))
-
-
 @pytest.mark.parametrize(
     ("capability", "error", "fix"),
     [
-        ((6, 1), "no kernel image is available", "install PyTorch 2.14 or older, built with CUDA"),
         ((7, 0), "no kernel image is available", "install PyTorch 2.14 or older, built with CUDA"),
         ((3, 5), "no kernel image is available", "hide it with CUDA_VISIBLE_DEVICES=''"),
         ((12, 1), "no kernel image is available", "install the newest PyTorch"),
         ((8, 0), "unspecified launch failure", "update the driver, or restart the computer"),
     ],
 )
-def test_a_gpu_without_kernels_ends_the_run_before_anything_else(
-    gpu, monkeypatch, capability, error, fix
-):
+def test_a_gpu_that_runs_no_kernels_is_refused(gpu, monkeypatch, capability, error, fix):
     tensor = Mock()
     tensor.fill_.side_effect = RuntimeError(f"CUDA error: {error}\nCUDA kernel errors might")
     monkeypatch.setattr(torch, "empty", lambda *_, device: tensor)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GTX 1080")
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80"])
-    with pytest.raises(UserError) as refused:
+    message = f"^GPU 0, GTX 1080: cannot run PyTorch's kernels.*; .*{fix}.*$"
+    with pytest.raises(UserError, match=message):
         choose_device(create_hparams())
-    message = str(refused.value)
-    assert message.startswith("GPU 0, GTX 1080: cannot run PyTorch's kernels")
-    assert fix in message and "\n" not in message
-    if "image" in error:
-        has = "it has compute capability {}.{}".format(*capability)
-        assert f"{has}, and torch {torch.__version__} is built for sm_75, sm_80; " in message
 
 
 def test_full_precision_turns_tf32_off_and_restores_it(gpu):
@@ -71,14 +57,12 @@ def test_full_precision_turns_tf32_off_and_restores_it(gpu):
         assert cuda.allow_tf32 == cudnn.allow_tf32 == allowed
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_a_precision_that_the_gpu_does_not_have_is_refused(gpu, monkeypatch, precision):
-    choose_device(create_hparams(f"precision={precision}"))
+def test_a_precision_that_the_gpu_does_not_have_is_refused(gpu, monkeypatch):
+    choose_device(create_hparams("precision=bf16"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     choose_device(create_hparams())
-    message = f"setting precision={precision}: needs .* 8.0 or more, .* has 7.5; use fp32"
-    with pytest.raises(UserError, match=message):
-        choose_device(create_hparams(f"precision={precision}"))
+    with pytest.raises(UserError, match=r"setting precision=bf16: .* has 7\.5; use fp32"):
+        choose_device(create_hparams("precision=bf16"))
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
@@ -95,11 +79,6 @@ def test_segments_expand_where_they_can_unless_the_user_chose(gpu, monkeypatch, 
         choose_device(create_hparams())
         assert {k: v for k, v in os.environ.items() if "ALLOC" in k} == after
         assert 0 < int(os.environ["TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT"]) < 10_000
-    failure = RuntimeError("CUDA driver error: operation not supported\nCompile with")
-    monkeypatch.setattr(torch, "empty", Mock(side_effect=failure))
-    message = r"gives no memory \(CUDA driver error: operation not supported\); .*segments:False"
-    with pytest.raises(UserError, match=message):
-        choose_device(create_hparams())
 
 
 def test_why_a_driver_is_not_used_is_said(monkeypatch, tmp_path):

@@ -12,7 +12,8 @@ from conftest import NO_DROPOUT, TIMED, Forked, records
 
 from cli import UserError
 from corpus.mels import open_mels
-from data_utils import MelDataset, collate, load_data, training_sampler, validation_batches
+from corpus.sets import load_data
+from data_utils import MelDataset, collate, training_sampler, validation_batches
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
@@ -37,15 +38,15 @@ train.cli.exit_on_user_error(train.main, distributed.first_to_fail, distributed.
 
 @pytest.fixture
 def settings(settings: str) -> str:
-    """For three or four steps an epoch, each of two or three batches."""
+    """Makes epochs of three or four steps, each of two or three batches."""
     return settings.replace("batch_size=3,check_memory=False", "batch_size=1")
 
 
 def processes(
     n: int, output: Path, settings: str, *options: str, fault: str = ""
 ) -> tuple[set[int], str, list[str]]:
-    """Train with n processes, which have the variables that torchrun sets. Returns their exit
-    statuses, the output, and our error lines."""
+    """Trains with n processes, which have the variables that torchrun sets. Returns their exit
+    statuses, all output, and our error lines."""
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "1"}
     shared |= {"TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_USE_AGENT_STORE": True}
@@ -102,24 +103,19 @@ def test_a_step_is_that_of_one_process_on_the_union_of_its_batches(tmp_path, set
 
 def test_gpus_have_a_group_of_their_own_whose_hangs_end_within_two_hours(monkeypatch):
     """It is made after the allocator's settings, which NCCL's constructor reads."""
-    monkeypatch.setattr(distributed, "SEVERAL", True)
-    monkeypatch.setattr(distributed, "_store", None)
-    monkeypatch.setattr(distributed, "_gpus", None)
+    for name, value in (("SEVERAL", True), ("_store", None), ("_gpus", None)):
+        monkeypatch.setattr(distributed, name, value)
     monkeypatch.setattr(distributed, "DistributedDataParallel", parallel := Mock())
-    for name in ("init_process_group", "new_group", "broadcast"):
-        monkeypatch.setattr(torch.distributed, name, Mock())
+    monkeypatch.setattr(torch.distributed, "init_process_group", Mock())
+    monkeypatch.setattr(torch.distributed, "new_group", new_group := Mock())
     monkeypatch.setattr(torch.distributed, "rendezvous", lambda *_, **__: iter([(Mock(), 0, 2)]))
     distributed.start()
-    torch.distributed.init_process_group.assert_called_once()
-    assert torch.distributed.init_process_group.call_args.args == ("gloo",)
-    torch.distributed.new_group.assert_not_called()
+    new_group.assert_not_called()
     model = Mock(parameters=lambda: iter([Mock(is_cuda=True)]), buffers=lambda: [MagicMock()])
     distributed.replicated(model, MagicMock())
-    options, group = (torch.distributed.new_group.call_args.kwargs, distributed._gpus)
+    options = new_group.call_args.kwargs
     assert options["backend"] == "nccl" and options["timeout"] <= timedelta(hours=2)
-    assert parallel.call_args.kwargs["process_group"] is group is not None
-    distributed.broadcast_buffers(model)
-    assert torch.distributed.broadcast.call_args.kwargs["group"] is group
+    assert parallel.call_args.kwargs["process_group"] is new_group.return_value
 
 
 def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run):

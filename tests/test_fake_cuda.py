@@ -105,9 +105,10 @@ def test_every_tensor_is_on_the_gpu(decoder, precision, monkeypatch, request, ca
             keys = model.decoder.attention_layer.memory_layer(memory)
             padding = torch.zeros(2, 9, dtype=torch.bool)
             state = model.decoder.initial_state(memory)
-            state = model.decoder.step(frame, state, memory, keys, padding)
-            inputs = state.decoder_hidden, state.context, *model.decoder.output_weights()
-            assert model.decoder.project(*inputs)[0].shape == (2, 10)
+            texts = model_file.EncodedTexts(memory, keys, padding)
+            state = model.decoder.step(frame, state, texts)
+            frame, _ = model.decoder.project(state.decoder_hidden, state.context)
+            assert frame.shape == (2, 10)
     if decoder == "scan":
         kinds = [type(loop).__name__ for loop in captured]
         assert len(kinds) == 6 and len(set(kinds)) == 4  # forward again without dropout

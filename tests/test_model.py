@@ -86,9 +86,7 @@ def test_the_decoders_dropout_is_of_the_carried_states(decoder):
     decoder = build(**rates, decoder=decoder).decoder
     memory, padding = torch.randn(2, 4, 8), torch.zeros(2, 4, dtype=torch.bool)
     mel, gate, alignment = decoder(memory, torch.randn(2, 10, 6), padding)
-    expected, expected_gate = decoder.project(
-        torch.zeros(2, 6, 10), alignment @ memory, *decoder.output_weights()
-    )
+    expected, expected_gate = decoder.project(torch.zeros(2, 6, 10), alignment @ memory)
     assert_close(mel, expected.transpose(1, 2))
     assert_close(gate, expected_gate)
 
@@ -168,11 +166,6 @@ def test_a_clip_has_ended_by_a_frame_unless_it_goes_on_at_all_before():
     assert_close(model_module.end_probability(gate), expected, rtol=1e-4, atol=1e-5)
     ended = model_module.end_probability(gate) > 0.5
     assert ended.int().argmax(1).tolist() == [6, 2, 0] and not ended[2].any()
-
-
-def test_inference_wants_eval_mode():
-    with pytest.raises(ValueError, match=r"call model.eval\(\)"):
-        build().inference(torch.ones(2, 5, dtype=torch.int64))
 
 
 # A changed model

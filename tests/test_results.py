@@ -31,14 +31,14 @@ def write_run(folder, name="RAND", seed=0, losses=(1.0,) * 4, minutes=1.0, **cha
     settings |= {"batching_strategy": strategy, "dynamic_batch_size": "DBS" in operations}
     settings["batch_randomization"] = "BR" in operations
     start = {"device": "CPU", "threads": 2, "decoder": "scan", "precision": "fp32"}
-    start |= {"torch": "2.13", "validation_frames": 60}
+    start |= {"torch": "2.13", "training_frames": 540, "validation_frames": 60}
     epoch = {"zpr": 0.1, "abl": 50.0, "n_batches": 4, "total_length": 1000}
     first = changed.pop("first", 0)  # epochs of the checkpoint that it started from
     for recorded in (settings, start, epoch):
         recorded |= {key: changed.pop(key) for key in set(recorded) & set(changed)}
     assert not changed
     settings["epochs"] += first
-    epoch |= {"minutes": minutes, "frames_per_second": 540 / minutes / 60}
+    epoch |= {"minutes": minutes}
     records = [{"event": "start", **start}]
     for i, loss in enumerate(losses):
         last = first + 2 * i + 1
@@ -140,7 +140,7 @@ def test_settings_that_differ_are_columns(tmp_path, printed):
     ("changed", "note", "column"),
     [
         ({"device": "H100"}, "times are not compared: device=CPU in", "time"),
-        ({"threads": 1}, "times are not compared: threads=1 in", "time"),
+        ({"training_frames": 541}, "times are not compared: the runs were trained on", "time"),
         ({"validation_frames": 61}, "losses are left out: validation_frames=60 in", "masked"),
         ({"mel_fmax": 7000.0}, "losses are left out: mel_fmax=", "masked"),
         ({"n_frames_per_step": 2}, "losses are left out: runs have other numbers of", "masked"),
@@ -227,13 +227,10 @@ def test_a_comparison_is_that_of_a_randomised_block_design(comparisons):
         ("paper's", 5.0, 1.0, 3.0, "reproduced"),
         ("paper's", -5.0, -9.0, 1.0, "undecided"),  # neither none nor the paper's is ruled out
         ("paper's", -5.0, -1.0, 1.0, "not reproduced"),
-        ("paper's", 5.0, -6.0, -4.0, "not reproduced"),
         ("lower", NAN, -2.0, -1.0, "reproduced"),
-        ("lower", NAN, -2.0, 1.0, "undecided"),
         ("lower", NAN, 1.0, 2.0, "not reproduced"),
         ("similar", 0.3, -1.9, 1.9, "reproduced"),
         ("similar", 0.3, -1.9, 2.1, "undecided"),
-        ("similar", 0.3, 2.1, 3.0, "not reproduced"),
     ],
 )
 def test_a_verdict_follows_the_interval(comparisons, says, paper, low, high, word):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT
 
@@ -148,7 +149,7 @@ def test_called_again_it_skips_what_is_finished_and_resumes_the_others(here, ton
     assert "[2/4] BKT-BR, seed 0: done\n" in printed and newest.exists()
     assert "[3/4] SSB-DBS-BR, seed 0: FAILED with status 2; continuing" in printed
     assert "[4/4] SB, seed 0: done\n" in printed
-    assert "FAILED: SSB-DBS-BR, seed 0; see above" in printed.split("called scripts/results")[1]
+    assert "FAILED: SSB-DBS-BR, seed 0: see above" in printed.split("called scripts/results")[1]
     after = (here / "out/BKT-BR/seed0/metrics.jsonl").read_bytes()
     losses = [re.findall(rb'"validation".*?"loss": ([\d.]+)', log) for log in (before, after)]
     assert losses[0] == losses[1] != []
@@ -201,10 +202,6 @@ def test_interrupted_it_ends_its_training_first(here, tones, run, monkeypatch, n
     ("options", "message"),
     [
         (["--only=RAND SBB"], "--only: 'RAND SBB': use some of RAND SB-BR "),
-        (["--seeds=0 x"], "--seeds: x: use a whole number"),
-        (["--hparams=seed=1"], "--hparams: seed is set by --seeds; leave it out"),
-        (["--hparams=data_dir=x"], "leave data_dir and the filelists out of --hparams"),
-        (["--start=out/RAND"], "has data and settings of its own; leave out --corpus"),
         (["--corpus=gone"], "gone: no such folder"),
         (["--hparams=lrf=0.5"], "has lrf=0.1, and this call lrf=0.5; give the same, or another"),
     ],
@@ -244,8 +241,7 @@ def test_without_ljspeech_a_demo_corpus_is_made(tmp_path, monkeypatch):
 
 
 def test_parameters_are_the_papers_on_ljspeechs_lengths():
-    frames = np.loadtxt(ROOT / "filelists/ljspeech_lengths.csv", int, delimiter=",", skiprows=1)
-    lengths = (2 * frames[:, 0] - 1) * 256 // (2 * 276) + 1  # at a hop of 276 samples
+    lengths = pd.read_csv(ROOT / "filelists/ljspeech_lengths.csv").frames_hop276
     chosen = np.random.default_rng(0).choice(lengths, 10_480, replace=False)
     clips = [SimpleNamespace(n_frames=n) for n in chosen.tolist()]
     with patch.object(run_all, "load_data", lambda _: (clips, [])):
@@ -257,6 +253,17 @@ def test_parameters_are_the_papers_on_ljspeechs_lengths():
         with pytest.raises(UserError, match="cannot pad like SSB here"):
             del clips[20:]
             run_all.parameters_like_ssb(parse(), HParams())
+
+
+@pytest.mark.parametrize("strategy, unit", [("BKT", 16), ("ATS", 1)])
+def test_the_chosen_parameter_is_the_largest_within_the_target(strategy, unit):
+    lengths, name = np.random.default_rng(0).integers(96, 870, 800).tolist(), run_all.PARAMETERS
+    value = run_all.largest_within(0.1, lengths, strategy, 16)
+    zpr, zpr_of_next = (
+        run_all.mean_zpr(lengths, strategy, 16, **{name[strategy]: v})
+        for v in (value, value + unit)
+    )
+    assert zpr <= 0.1 < zpr_of_next
 
 
 def test_run_all_sh_works_from_another_folder(tmp_path):

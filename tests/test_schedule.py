@@ -18,9 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook as after_eac
 
 import train
 from cli import UserError
-from hparams import HParams, create_hparams
-from training.checkpoint import load_newest, refuse_another_fall
+from hparams import HParams
+from training.checkpoint import load_newest
 from training.schedule import Clock, Fall, fall_in_time, last_share, learning_rate
+from training.start import refuse_another_fall
 from training.stop import Stopped
 
 shares = st.floats(0, 1)
@@ -29,8 +30,7 @@ positive = st.floats(1e-3, 1e3)
 
 @given(positive, st.integers(1, 300), shares, st.lists(st.integers(1, 9), min_size=1))
 def test_it_never_rises_and_ends_at_0(highest, epochs, share, n_batches):
-    """Whatever the number of batches of each epoch is. Without a share it is constant, to the
-    bit."""
+    """This holds for any number of batches in each epoch. Without a share it is constant."""
     fall = last_share(epochs, share)
     steps = [
         (epoch, (batch + 1) / n)
@@ -53,8 +53,8 @@ def test_it_falls_on_a_line():
 
 
 def train_for(limit, share, paces, noise, random, overhead=0.0):
-    """Trains epochs of random times until the end. ``paces``: seconds of an epoch, of time;
-    they stay as they are from the fall on. Returns the clock and the fall."""
+    """Trains epochs of random times until the end. ``paces(time)`` are the seconds that an epoch
+    takes; they no longer change during the fall. Returns the clock and the last pace."""
     training, total, end, pace = [], 0.0, math.inf, paces(0.0)
     while len(training) < end:
         seconds = pace * random.uniform(1 - noise, 1 + noise)
@@ -65,10 +65,8 @@ def train_for(limit, share, paces, noise, random, overhead=0.0):
         training.append(seconds)
         total += seconds * (1 + overhead)
         if end == math.inf:
-            decided_at, fall = (
-                total,
-                fall_in_time(len(training), Clock(training, total), limit, share),
-            )
+            decided_at = total
+            fall = fall_in_time(len(training), Clock(training, total), limit, share)
             start, end = fall or Fall()
     assert start < end or not share or decided_at >= limit
     return Clock(training, total), pace * (1 + overhead)
@@ -89,8 +87,8 @@ def test_a_run_ends_within_an_epoch_of_its_deadline(seconds, n_epochs, share, ov
 
 @pytest.mark.parametrize("change", [0.5, 1, 2])
 def test_also_if_the_speed_changes_before_the_learning_rate_falls(change):
-    """At any moment, and epochs take times that differ by up to 5 % either way. Of 500 runs a few
-    are further off: those in which the speed changes in the last minutes before the fall."""
+    """It changes at any moment, and the times of epochs vary by up to 5 %. A few of 500 runs are
+    further off: in them the speed changes in the last minutes before the fall."""
     random, off = Random(0), []
     for _ in range(500):
         at = random.uniform(0, 70)
@@ -106,7 +104,7 @@ TEN_EPOCHS = "hours=0.0278,learning_rate_decay=0.3,epochs_per_validation=4,epoch
 
 @pytest.fixture
 def ten_seconds(monkeypatch) -> None:
-    """A clock by which every epoch takes ten seconds, and which stands still in between."""
+    """Replaces the clock by one with which every epoch takes ten seconds."""
     seconds = property(lambda run: 10.0 * (run.progress.epoch + (run.progress.batch > 0)))
     monkeypatch.setattr(train.Run, "seconds", seconds)
     monkeypatch.setattr(Clock, "epoch_seconds", 10.0)
@@ -116,7 +114,7 @@ def ten_seconds(monkeypatch) -> None:
 def test_a_run_of_hours_is_the_same_run_however_often_it_is_stopped(
     tmp_path, settings, run, ten_seconds, capsys
 ):
-    """Its learning rate, too, is the optimizer's, and is 0 at the end."""
+    """The optimizer uses the learning rate that is logged, which is 0 at the end."""
     used = []
     with after_each_step(lambda optimizer, *_: used.append(optimizer.param_groups[0]["lr"])):
         assert run("whole", settings + TEN_EPOCHS) == 0
@@ -150,7 +148,7 @@ def test_a_run_of_hours_is_the_same_run_however_often_it_is_stopped(
 
 
 def test_once_decided_the_end_is_saved(tmp_path, settings, run, ten_seconds, monkeypatch):
-    """Also if no checkpoint is due: however the clock goes on, the run ends then."""
+    """It is saved even if no checkpoint is due, and no later time changes it."""
     save = train.Run.save
 
     def save_and_die(self, *options) -> None:
@@ -169,7 +167,7 @@ def test_once_decided_the_end_is_saved(tmp_path, settings, run, ten_seconds, mon
 
 
 def test_a_run_may_become_longer_until_its_learning_rate_falls(tmp_path, settings, run, capsys):
-    """What the error suggests is accepted. A constant learning rate may go on at any time."""
+    """What the error suggests is accepted. With a constant learning rate it always may."""
     decay = settings + "learning_rate_decay=0.5,epochs_per_validation=9,"
     output = tmp_path / "run"
     with after_each_step(stop_in(output, 3)), pytest.raises(KeyboardInterrupt):
@@ -209,21 +207,18 @@ def test_the_epochs_that_a_refusal_suggests_are_accepted(done, share, batch):
             refuse_another_fall({"progress": progress}, Path("run"), hparams)
 
 
-def test_a_stop_in_the_last_validation_leaves_the_learning_rate_at_0(
+def test_a_stop_in_the_last_validation_does_not_let_the_learning_rate_rise_again(
     tmp_path, settings, run, monkeypatch
 ):
-    """So that the run cannot be made longer with a learning rate that rises again."""
     settings += "learning_rate_decay=0.5,epochs_per_validation=9,epochs=4"
 
     def stop(*_) -> None:
         raise Stopped(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "validate_run", stop)
+        patch.setattr(train, "validate", stop)
         assert run("run", settings) == 143
     assert run("run", "", "--resume") == 0
-    (group,) = load_newest(tmp_path / "run")[1]["optimizer"]["param_groups"]
-    assert group["lr"] == 0
     with pytest.raises(UserError, match="the learning rate has begun to fall, to 0 after 4 epochs"):
         run("run", "epochs=8", "--resume")
 
@@ -244,7 +239,7 @@ def files(folder: Path) -> dict[Path, bytes]:
 
 
 def test_several_processes_follow_the_clock_of_the_first(settings, run, monkeypatch, tmp_path):
-    """Here another one's, by which the first epoch took a third of the time."""
+    """By the first one's clock, here a mock, an epoch took a third of the time."""
 
     def gathered(value):
         return [Clock([10.0], 10.0), value] if isinstance(value, Clock) else [value]
@@ -252,19 +247,3 @@ def test_several_processes_follow_the_clock_of_the_first(settings, run, monkeypa
     monkeypatch.setattr(train.distributed, "gathered", gathered)
     assert run("run", settings + "hours=0.0083333,learning_rate_decay=1") == 0
     assert len(records(tmp_path / "run", "epoch")) == 3
-
-
-def test_hours_that_an_epoch_fills_leave_no_time_to_fall(tmp_path, settings, run, capsys):
-    assert run("run", settings + "hours=1e-9,learning_rate_decay=0.3") == 0
-    assert (
-        "note: no time was left for the learning rate to fall; set more" in capsys.readouterr().out
-    )
-    assert len(records(tmp_path / "run", "epoch")) == len(records(tmp_path / "run", "validation"))
-
-
-def test_hours_and_epochs_exclude_each_other():
-    with pytest.raises(UserError, match="hours=8,epochs=5: each says when"):
-        create_hparams("hours=8,epochs=5")
-    by_time = create_hparams("hours=8")
-    assert create_hparams("epochs=5", base=by_time).hours == 0
-    assert create_hparams("hours=0,epochs=5").epochs == 5

@@ -94,7 +94,7 @@ def test_a_checkpoints_own_alphabet_is_spoken(speak, tmp_path):
     path = save_model(tmp_path / "german.pt", Tacotron2(create_hparams(TINY + settings)))
     printed, _ = speak(path, "Fu\u0308xf!")  # u with a combining diaeresis is ü
     assert printed.count("has no symbol") == printed.count("'x' (U+0078) has no symbol") == 1
-    other = r"^setting symbols: .*german\.pt was trained with other ones; leave it out$"
+    other = r"^setting symbols: .*german\.pt was trained with others; leave it out$"
     with pytest.raises(UserError, match=other):
         speak(path, "Äff!", "--hparams", "symbols=' !äfö'")
 
@@ -173,21 +173,12 @@ def test_predicted_mels_are_those_of_validation(predict, corpus, data, tmp_path,
         assert np.array_equal(saved, mel[:, : clips[i].n_frames - 1])
 
 
-def test_values_that_are_not_finite_are_refused(tmp_path):
-    model = build()
-    torch.nn.init.constant_(model.embedding.weight, torch.inf)
-    with pytest.raises(UserError, match=r"inf\.pt: embedding\.weight has values"):
-        load_model(save_model(tmp_path / "inf.pt", model))
-
-
 def test_what_cannot_be_spoken_is_refused(speak, trained, tmp_path):
     (tmp_path / "texts").write_bytes(b"one\n...")
     (tmp_path / "latin").write_bytes(b"one\n\xff")
     for arguments, message in (
-        (["caf\udce9"], r"text 1: 'caf\\udce9' is not UTF-8"),
         (["-i", f"{tmp_path}/texts"], r"texts:2: text '\.\.\.' has nothing to speak"),
         (["-i", f"{tmp_path}/latin"], "latin: .*; give a text file in UTF-8"),
-        ([], "no text to speak; give texts"),
     ):
         with pytest.raises(UserError, match=message):
             speak(trained, *arguments)
@@ -203,14 +194,3 @@ def test_a_folder_that_has_files_is_refused(stopping, tmp_path):
     with pytest.raises(UserError, match=r"out: already has files; give another -o$"):
         synthesize.main(command)
     assert before == {path: path.read_bytes() for path in out.iterdir()}
-
-
-def test_clips_of_one_name_are_refused(predict, corpus):
-    other = corpus / "other"
-    other.mkdir()
-    first = (corpus / "val.txt").read_text().partition("|")[0]
-    shutil.copy(corpus / first, other / first)
-    with (corpus / "val.txt").open("a") as file:
-        file.write(f"other/{first}|a tone\n")
-    with pytest.raises(UserError, match=r"val\.txt:\d: .* has a clip of the same name"):
-        predict()

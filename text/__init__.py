@@ -4,9 +4,9 @@
     ids = text_to_sequence("Schöne Grüße!", ["basic_cleaners"], symbols=" !eghnrscöüß")
 
 Text in braces is ARPAbet (CMUdict's phones, separated by spaces) and skips the cleaners.
-``symbols`` are the characters of another alphabet, which has no ARPAbet: the first is symbol 1,
-after the padding. Accents and their letters are then one character wherever Unicode has it (NFC).
-The package stands alone: it needs only Unidecode and inflect.
+``symbols`` are the characters of another alphabet, which has no ARPAbet. The first is symbol 1,
+after the padding. A letter with its accents is then one character wherever Unicode has one (NFC).
+The package needs nothing else of this project, only Unidecode and inflect.
 """
 
 import functools
@@ -36,8 +36,8 @@ def text_to_sequence(text: str, cleaners: Sequence[str], symbols: str = "") -> l
     silently; :func:`unknown_characters` lists them.
 
     Raises:
-        ValueError: an unknown cleaner, an unknown phone in braces, phones with another alphabet,
-            or an unbalanced brace.
+        ValueError: a cleaner or a phone is unknown, a brace is unbalanced, or another alphabet is
+            given phones.
     """
     id_of, sequence = _ids(symbols), []
     for characters, phones in _pieces(text, symbols):
@@ -75,10 +75,10 @@ def clean_text(text: str, cleaners: Sequence[str], symbols: str = "") -> str:
 
 
 def unknown_characters(text: str, cleaners: Sequence[str], symbols: str = "") -> set[str]:
-    """Characters of ``text`` that :func:`text_to_sequence` drops, as written in ``text``: those
+    """Returns the characters that :func:`text_to_sequence` drops, as written in ``text``: those
     without a symbol after cleaning, and those that a cleaner removes.
 
-    Accents and invisible formatting do not count where a cleaner removes them: no sound is lost.
+    Accents and invisible formatting that a cleaner removes do not count, since no sound is lost.
 
     Raises:
         ValueError: as :func:`text_to_sequence`.
@@ -118,10 +118,10 @@ def _pieces(text: str, symbols: str) -> list[tuple[str, list[str]]]:
     paired = re.sub(r"\{[^{}]*\}", lambda match: " " * len(match[0]), text)
     if stray := re.search("[{}]", paired):
         i = stray.start()
-        what, fix = ("closed", "add }") if stray[0] == "{" else ("opened", "add {")
+        problem = "opened; add {" if stray[0] == "}" else "closed; add }"
         raise ValueError(
-            f"{text[i : i + 20]!r} at character {i + 1} of the text: this brace is never {what}; "
-            f"{fix}, or leave it out"
+            f"{text[i : i + 20]!r} at character {i + 1} of the text: this brace is never "
+            f"{problem}, or leave it out"
         )
     if symbols and (phones := _BRACES.search(text)):
         raise ValueError(

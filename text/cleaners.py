@@ -1,4 +1,5 @@
-"""Turn written text into text that the model can read. ``hparams.text_cleaners`` names them.
+"""Cleaners turn written text into text that the model can read; ``hparams.text_cleaners`` names
+those to use.
 
 - ``english_cleaners``: English. Spells out numbers, signs and abbreviations.
 - ``transliteration_cleaners``: other languages that Unidecode can write in ASCII.
@@ -70,12 +71,12 @@ def english_cleaners(text: str) -> str:
 
 
 def transliteration_cleaners(text: str) -> str:
-    """Returns lower-case ASCII."""
+    """Returns lower-case ASCII, as Unidecode transliterates it."""
     return collapse_whitespace(to_ascii(text).lower())
 
 
 def basic_cleaners(text: str) -> str:
-    """Returns lower case."""
+    """Returns lower-case text."""
     return collapse_whitespace(text.lower())
 
 

@@ -1,4 +1,4 @@
-"""Spell out numbers in English: years, money, decimals, ordinals, times of day and so on."""
+"""Spells out numbers in English: years, money, decimals, ordinals, times of day and so on."""
 
 import functools
 import re
@@ -21,7 +21,7 @@ _FRACTIONS = {
 }
 
 # [0-9], not \d, which also matches digits of other scripts. Commas separate groups of three
-# digits, or, as in India, of two before the last three; a list such as 1,2,3 is not one number.
+# digits, or, as in India, of two before the last three. A list such as 1,2,3 is not one number.
 _N = r"(?<![0-9])(?:(?<![0-9],)[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}(?![0-9])|[0-9]+)"
 _CURRENCY = f"[{''.join(CURRENCIES)}]"  # a currency sign
 
@@ -37,7 +37,7 @@ _CLOCK = re.compile(  # 12:30, but not 3:1, 12:75 or 1:30:45
 _COLON = re.compile(r"(?<=[0-9]):(?=[0-9])")
 _VERSION = re.compile(r"(?<![0-9.])[0-9]+(?:\.[0-9]+){2,}")
 _FRACTION = re.compile(rf"(?<![0-9/.,])(?:({_N}) )?({'|'.join(_FRACTIONS)})(?![0-9/])")
-# Only where there is no left operand: 1914-18, 3-4 and "5 -3" keep their hyphen.
+# A minus has no number before it: 1914-18, 3-4 and "5 -3" keep their hyphen.
 _MINUS = re.compile(rf"(?<![^\s(])(?<![0-9]\s)-(?={_CURRENCY}?\.?[0-9])")
 _SIGN_LAST = re.compile(rf"({_N}(?:\.[0-9]+)?) ?({_CURRENCY})(?! ?\.?[0-9])")
 _MONEY = re.compile(
@@ -128,7 +128,7 @@ def _ordinal(number: str, suffix: str) -> str:
 
 @functools.lru_cache(maxsize=10_000)
 def _cardinal(number: str) -> str:
-    """Spells out digits, with or without commas; without, 1001 to 2999 are read as years."""
+    """Spells out digits. Without a comma, 1001 to 2999 are read as years."""
     digits = number.replace(",", "")
     if len(digits) > MAX_DIGITS or (len(digits) > 1 and digits[0] == "0"):
         return _digits(digits)

@@ -17,31 +17,34 @@ PHONES = (  # CMUdict's
 )
 
 # Vowels may carry a stress: 0 none, 1 primary, 2 secondary.
-arpabet = [p + s for p in PHONES.split() for s in (("", *"012") if p[0] in "AEIOU" else ("",))]
+arpabet = []
+for phone in PHONES.split():
+    stresses = ("", *"012") if phone[0] in "AEIOU" else ("",)
+    arpabet += [phone + stress for stress in stresses]
 
 symbols = [PAD, "-", *"!'(),.:;? ", *string.ascii_uppercase, *string.ascii_lowercase]
 symbols += [ARPABET_MARK + phone for phone in arpabet]
 
 
 def alphabet(characters: str = "") -> list[str]:
-    """The symbols by id: padding and ``characters``, or those above if there are none."""
+    """Returns the symbols by id: the padding and ``characters``, or English's if there are none."""
     return [PAD, *characters] if characters else symbols
 
 
 def check_alphabet(characters: str) -> None:
-    """Raise ValueError unless each of ``characters`` can be a symbol."""
-    twice = "is there twice; keep one"
-    if not unicodedata.is_normalized("NFC", characters):
-        twice += ", and write letters with their accents as one character (NFC)"
+    """Raises ValueError unless each of ``characters`` can be a symbol."""
     for i, character in enumerate(characters):
+        problem = ""
         composed = unicodedata.normalize("NFC", character)
-        invisible = not character.isprintable() and unicodedata.category(character) != "Cf"
-        for refused, problem in (
-            (character in characters[:i], twice),
-            (character == PAD, "is the padding, which every alphabet has; leave it out"),
-            (character in "{}", "encloses ARPAbet in texts; leave it out"),
-            (invisible, "is a control character or the like; leave it out"),
-            (composed != character, f"is {composed!r} in texts, by NFC; use that"),
-        ):
-            if refused:
-                raise ValueError(f"{character!r} (U+{ord(character):04X}) {problem}")
+        if character in characters[:i]:
+            problem = "is there twice; keep one, and write accented letters as one character (NFC)"
+        elif character == PAD:
+            problem = "is the padding, which every alphabet has; leave it out"
+        elif character in "{}":
+            problem = "encloses ARPAbet in texts; leave it out"
+        elif not character.isprintable() and unicodedata.category(character) != "Cf":
+            problem = "is a control character or the like; leave it out"
+        elif composed != character:
+            problem = f"is {composed!r} in texts, by NFC; use that"
+        if problem:
+            raise ValueError(f"{character!r} (U+{ord(character):04X}) {problem}")

@@ -18,15 +18,16 @@ from training.distributed import LOCAL_RANK, LOCAL_WORLD_SIZE, SEVERAL, WORLD_SI
 
 
 def choose_device(hparams: HParams) -> torch.device:
-    """Returns the GPU if there is one, else the CPU, set to the settings' precision and
-    determinism. With several processes, each has its own GPU.
+    """Returns the GPU if there is one, else the CPU, and sets the precision and determinism that
+    the settings ask for. Of several processes, each has its own GPU.
 
     Raises:
         UserError: a setting needs a GPU, and there is none, or there are more processes than GPUs.
     """
     if hparams.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
-    # use_deterministic_algorithms(..., warn_only=True) is the same, but imports Inductor: a second.
+    # use_deterministic_algorithms(..., warn_only=True) does the same, but takes a second to import
+    # Inductor.
     torch.set_deterministic_debug_mode("warn" if hparams.deterministic else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it
     torch.backends.cudnn.deterministic = hparams.deterministic
@@ -48,20 +49,22 @@ def choose_device(hparams: HParams) -> torch.device:
 
 def _start_cuda(device: torch.device, precision: str) -> None:
     # Every batch has another shape, which would fragment memory in blocks of fixed sizes. Blocks
-    # that grow fail in WSL (PyTorch's issue 192330). By this name: PyTorch 2.8 to 2.11 warn that it
-    # is deprecated, but the new one does nothing in 2.9 (issue 183387).
+    # that grow fail in WSL (PyTorch's issue 192330). PyTorch 2.8 to 2.11 warn that this name is
+    # deprecated, but the new one does nothing in 2.9 (issue 183387).
     chosen = os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
     if not chosen and not is_wsl():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    # cuDNN's plan for a shape of a convolution takes about 200 KiB of the CPU's memory. Each thread
-    # keeps the last 10,000 by default. An estimate for LJSpeech: its batches have 8,000, in two
-    # threads, and with 3,000 in each most are found again.
+    # For each shape of a convolution, cuDNN makes a plan, which takes about 200 KiB of the CPU's
+    # memory. By default each thread keeps the last 10,000. LJSpeech's batches are estimated to need
+    # 8,000 in two threads; if each keeps 3,000, most are found again.
     os.environ.setdefault("TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT", "3000")
     torch.cuda.set_device(device)
     major, minor = torch.cuda.get_device_capability(device)
     if precision != "fp32" and major < 8:
-        problem = f"needs compute capability 8.0 or more, and this GPU has {major}.{minor}"
-        raise UserError(f"setting precision={precision}: {problem}; use fp32")
+        raise UserError(
+            f"setting precision={precision}: needs compute capability 8.0 or more, and this GPU "
+            f"has {major}.{minor}; use fp32"
+        )
     try:
         one = torch.empty(1, device=device)
     except RuntimeError as error:
@@ -80,10 +83,8 @@ def _start_cuda(device: torch.device, precision: str) -> None:
 
 def _why_no_kernel_runs(device: torch.device, error: RuntimeError) -> str:
     """Says why the first kernel failed: most often because PyTorch was not built for this GPU."""
-    name, (major, minor) = (
-        torch.cuda.get_device_name(device),
-        torch.cuda.get_device_capability(device),
-    )
+    name = torch.cuda.get_device_name(device)
+    major, minor = torch.cuda.get_device_capability(device)
     problem = f"GPU {device.index}, {name}: cannot run PyTorch's kernels"
     if "no kernel image" not in str(error):
         reason = str(error).partition("\n")[0]
@@ -145,7 +146,8 @@ def training_conditions(
 
 
 def why_no_gpu() -> str:
-    """Says why PyTorch finds no GPU despite an NVIDIA driver; "" if there is nothing to explain."""
+    """Says why PyTorch finds no GPU although there is an NVIDIA driver; "" if there is none, or a
+    GPU is found."""
     if torch.cuda.is_available() or not (
         shutil.which("nvidia-smi") or os.path.exists("/proc/driver/nvidia/version")
     ):
@@ -167,7 +169,7 @@ def use_large_pages() -> None:
     this before creating any tensor.
 
     Freed memory still goes back to the system. A heap that keeps it (glibc's ``M_MMAP_MAX=0``
-    without trimming) gains a few percent at most, and grows to gigabytes as block sizes vary.
+    without trimming) would gain a few percent at most, and grow to gigabytes as block sizes vary.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read at the first tensor; Linux only
 
@@ -186,8 +188,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def may_be_out_of_memory(error: BaseException) -> bool:
-    """Returns whether ``error`` means that memory has run out, or something else, which fails on
-    the smallest batch too: cuDNN and cuBLAS do not always say which."""
+    """Returns whether ``error`` means that memory has run out, or may mean it: cuDNN and cuBLAS do
+    not always say. If it means something else, the smallest batch fails too."""
     signs = (
         "unable to find an engine",  # cuDNN, in which the allocator failed
         "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS, without memory for its handle
@@ -203,7 +205,8 @@ def free_cached_memory(device: torch.device) -> None:
         try:
             torch.cuda.empty_cache()
         except RuntimeError as error:
-            if "captures_underway" not in str(error):  # else a capture failed (PyTorch < 2.12)
+            # PyTorch before 2.12 cannot do it after the capture of a CUDA graph has failed.
+            if "captures_underway" not in str(error):
                 raise
 
 

@@ -1,9 +1,9 @@
-"""Several processes that train one model together, one on each GPU, as torchrun starts them:
+"""Several processes train one model together, one on each GPU, as torchrun starts them:
 
     torchrun --nproc_per_node=2 train.py -o runs/first
 
-Rank 0, the first of them, prints, logs and saves. Without torchrun there is one process, and what
-is here does nothing.
+Rank 0, the first of them, prints, logs and saves. Without torchrun there is one process, and the
+functions here do nothing.
 """
 
 import os
@@ -23,18 +23,17 @@ from cli import UserError
 from layers import preserved_buffers
 
 _TORCHRUN = torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
-RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE = (  # local: of those on this machine
-    int(os.environ[name]) if _TORCHRUN else alone
-    for name, alone in (
-        ("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)
-    )
-)  # fmt: skip
+_VARIABLES = os.environ if _TORCHRUN else {}
+RANK = int(_VARIABLES.get("RANK", 0))
+WORLD_SIZE = int(_VARIABLES.get("WORLD_SIZE", 1))
+LOCAL_RANK = int(_VARIABLES.get("LOCAL_RANK", 0))  # among the processes on this machine
+LOCAL_WORLD_SIZE = int(_VARIABLES.get("LOCAL_WORLD_SIZE", 1))
 SEVERAL = WORLD_SIZE > 1
-# If a process dies, torchrun ends them all; a time-out ends those that hang. On CPUs it is longer
+# If a process dies, torchrun ends them all. A time-out ends those that hang. On CPUs it is longer
 # than any work of rank 0 that the others wait for, such as computing mels.
 TIMEOUT = timedelta(days=1)
-GPU_TIMEOUT = timedelta(hours=1)  # every step needs the GPUs' group, so a hang ends by this
-_gpus = None  # the group of the GPUs; None on CPUs: the group of all
+GPU_TIMEOUT = timedelta(hours=1)  # every step uses the GPUs' group, so this ends a hang
+_gpus = None  # the GPUs' group of processes; on CPUs None, which is the default group
 _store = None  # torchrun's, in which processes leave messages for each other
 
 
@@ -81,10 +80,11 @@ def replicated(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> nn.Modu
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Takes batch norm's running means from rank 0, which saves them. (DDP does so at the start of
-    a step, not at its end.)"""
-    for buffer in model.buffers() if SEVERAL else ():
-        torch.distributed.broadcast(buffer, 0, group=_gpus)
+    """Gives every process the running means of rank 0's batch norm, which are those that are saved.
+    (DDP does so at the start of a step, not at its end.)"""
+    if SEVERAL:
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer, 0, group=_gpus)
 
 
 def mean(values: dict[str, float]) -> dict[str, float]:
@@ -120,7 +120,7 @@ def gathered(value: Any) -> list[Any]:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turns the loss of another process into a :class:`UserError`."""
+    """Raises :class:`UserError` when another process has ended."""
     try:
         yield
     except RuntimeError as error:
@@ -135,15 +135,15 @@ def explained() -> Iterator[None]:
 
 
 def first_to_fail() -> bool:
-    """Returns whether this process is the first that asks. The others only fail because it did."""
+    """Returns whether this process failed first: it asks first. The others fail because it did."""
     if not _store:
         return True
     return _store.compare_set("failed", "", str(RANK)) == str(RANK).encode()
 
 
 def end(status: int) -> NoReturn:
-    """Ends the process. One of several skips Python's own cleanup: PyTorch's threads may still free
-    tensors, and abort the process if the interpreter is gone by then."""
+    """Ends the process. One of several skips Python's cleanup: PyTorch's threads may still free
+    tensors, which aborts the process if the interpreter is gone by then."""
     if SEVERAL:
         sys.stdout.flush()
         sys.stderr.flush()

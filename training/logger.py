@@ -1,19 +1,17 @@
-"""A run's logs: TensorBoard curves, pictures and audio, and ``metrics.jsonl``."""
+"""A run's logs: ``metrics.jsonl``, and TensorBoard's curves, pictures and audio."""
 
 import io
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import soundfile
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
@@ -23,18 +21,19 @@ from batching import batch_statistics
 from cli import UserError, counted
 from data_utils import Data
 from hparams import HParams
-from model import Tacotron2, end_probability
-from training.checkpoint import Progress
+from model import Tacotron2
 from training.device import training_conditions
 from training.distributed import SEVERAL
-from training.schedule import Fall
+from training.figures import draw_alignment, draw_gate, draw_mels, draw_speech, render
+from training.schedule import Fall, Progress
+from training.validation import Sample
 from vocoder import Vocoder
 
 # TensorBoard's tab Custom Scalars: what to look at first. Over epochs, so that strategies compare.
 CHARTS = {
     "Learning": {
-        "training and validation loss": ["epoch/training_loss", "validation/(precise_)?loss"],
-        "masked validation loss": ["validation/(precise_)?masked_loss"],
+        "training and validation loss": ["epoch/training_loss", "validation/loss"],
+        "masked validation loss": ["validation/masked_loss"],
         "alignment: on the diagonal, and focused": ["validation/diagonality", "validation/focus"],
         "gradient norm, over steps": ["training/grad_norm"],
     },
@@ -53,19 +52,8 @@ CHARTS = {
 }
 
 
-class Sample(NamedTuple):
-    """A validation clip, without padding."""
-
-    text: str
-    mel: Tensor  # (n_mels, T_out) target
-    mel_postnet: Tensor  # (n_mels, T_out) predicted with teacher forcing
-    gate: Tensor  # (n_steps,) predicted logits
-    gate_target: Tensor  # (n_steps,) 1 at the last step
-    alignment: Tensor  # (T_out, T_in)
-
-
 def epoch_scalars(progress: Progress, data: Data) -> dict[str, float]:
-    """Returns the scalars of an epoch that was trained: its loss, its padding, its times."""
+    """Returns the scalars of an epoch that has been trained: its loss, its padding, its times."""
     sampler, train_set = data.sampler, data.train_set
     sums, plan = progress.sums, batch_statistics(sampler.lengths, sampler.plan)
     skipped = int(sums.get("skipped", 0))
@@ -91,7 +79,7 @@ def epoch_scalars(progress: Progress, data: Data) -> dict[str, float]:
 
 
 def print_summary(data: Data, model: Tacotron2, progress: Progress, source: Path | None) -> None:
-    """Prints what is trained on what, and from where."""
+    """Prints what is trained, on which data and device, and from where it starts."""
     if n := data.sampler.n_repeated:
         batches = counted(n, "batch", "es")
         print(f"note: epoch 1 repeats {batches}, so that all processes have equally many")
@@ -105,17 +93,33 @@ def print_summary(data: Data, model: Tacotron2, progress: Progress, source: Path
         done = f"{progress.epoch} of {counted(progress.end, 'epoch')}"
     if progress.batch:
         done += f" and {counted(progress.batch, 'batch', 'es')}"
+    origin = f", from {source}" if source else ""
     limit = "" if math.isfinite(progress.end) else f", to end after {model.hparams.hours:g} h"
     print(
         f"{n_parameters:,} parameters; {len(data.train_set):,} training and "
-        f"{len(data.val_set):,} validation clips; {done} done{limit}"
-        f"{f', from {source}' if source else ''}"
+        f"{len(data.val_set):,} validation clips; {done} done{limit}{origin}"
+    )
+
+
+def print_epoch(n_epochs: int, scalars: dict[str, float]) -> None:
+    """Prints how the training of an epoch went."""
+    tqdm.write(
+        f"epoch {n_epochs}: training loss {scalars['training_loss']:.4f}, "
+        f"{scalars['minutes']:.2f} minutes"
+    )
+
+
+def print_validation(n_epochs: int, scalars: dict[str, float]) -> None:
+    """Prints the result of a validation."""
+    tqdm.write(
+        f"epoch {n_epochs}: validation loss {scalars['loss']:.4f}, masked "
+        f"{scalars['masked_loss']:.4f}, alignment {scalars['diagonality']:.2f}"
     )
 
 
 def print_end(n_epochs: int, fall: Fall, epoch_seconds: float, rest_seconds: float) -> None:
-    """Prints after an epoch when the run will end: after ``fall``, or if that is not decided yet,
-    in ``rest_seconds``."""
+    """Prints after an epoch when the run will end: with ``fall``, or in ``rest_seconds`` if the
+    fall of the learning rate is not planned yet."""
     about = "about " if math.isinf(fall.end) else ""
     n_left = round(rest_seconds / epoch_seconds) if about else fall.end - n_epochs
     if n_left <= 0:
@@ -133,9 +137,9 @@ class RunLogger:
 
     Args:
         vocoder: makes the audio.
-        step, size: the last step done, and the size of metrics.jsonl then, in bytes. Whatever an
-            interrupted run logged after that is dropped, since resuming logs it again. (Not from
-            TensorBoard's curves over epochs, which then have an epoch twice.)
+        step, size: the last step done, and the size of metrics.jsonl then, in bytes. What an
+            interrupted run logged after that is dropped, since resuming logs it again. (In
+            TensorBoard's curves over epochs it stays, and an epoch is there twice.)
 
     Raises:
         UserError: metrics.jsonl is shorter than ``size``.
@@ -184,6 +188,14 @@ class RunLogger:
             lines.append(f"| `{name}` | `{value}` | {usual} |")
         self.tensorboard.add_text("settings", "\n".join(lines), self.next_step)
 
+    def log_conditions(self, progress: Progress, data: Data, model: Tacotron2) -> None:
+        """Logs what must be the same in runs whose times, or validation losses, are compared."""
+        device = next(model.parameters()).device
+        values = training_conditions(device, model.hparams, model.decoder.implementation)
+        for name, dataset in ("training", data.train_set), ("validation", data.val_set):
+            values[f"{name}_frames"] = sum(clip.n_frames for clip in dataset.clips)
+        self.write("start", progress.epoch, progress.step, values)
+
     def log_skipped_step(
         self, epoch: int, step: int, batch: int, values: dict[str, float], clips: list[str]
     ) -> None:
@@ -194,8 +206,8 @@ class RunLogger:
         self.tensorboard.add_text("training/bad_step", text, step)
 
     def write(self, event: str, epoch: int, step: int, values: dict[str, Any]) -> None:
-        """Appends a line to metrics.jsonl, where epochs and batches count from 0. What JSON has
-        not, nan and infinity, becomes null."""
+        """Appends a line to metrics.jsonl, where epochs and batches count from 0. JSON has no nan
+        or infinity: both become null."""
         record = {"event": event, "epoch": epoch, "step": step, **values}
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):
@@ -212,35 +224,47 @@ class RunLogger:
     def log_samples(
         self, samples: dict[str, Sample], step: int, hparams: HParams, to_tensorboard: bool = True
     ) -> None:
-        """Writes pictures and audio of "sample" to files, and logs those of all ``samples`` to
+        """Logs pictures and audio of ``samples``: those of "sample" to files, and all of them to
         TensorBoard, the first time and if ``to_tensorboard``. They are the same clips each time:
         their texts and target audio are logged once, at step 0, which no resume drops.
         """
-        frame, rate = hparams.hop_length / hparams.sampling_rate, hparams.sampling_rate
         first, self.has_targets = not self.has_targets, True
-        tensorboard = self.tensorboard if first or to_tensorboard else NoLogger()
-        for name, sample in samples.items():
-            if name != "sample" and isinstance(tensorboard, NoLogger):
-                continue
-            figures = {
-                "alignment": draw_alignment(sample.alignment, sample.text, frame),
-                "mel": draw_mels(sample, frame),
-                "gate": draw_gate(sample, frame * hparams.n_frames_per_step),
-            }
-            for kind, figure in figures.items():
-                pixels = render(figure)
-                if name == "sample":
-                    imsave(self.sample_dir / f"{kind}.png", pixels)
-                tensorboard.add_image(f"{name}/{kind}", pixels, step, dataformats="HWC")
-            sounds = {"predicted": (sample.mel_postnet, step)}
-            if first:
-                tensorboard.add_text(f"{name}/text", sample.text, 0)
-                sounds["target"] = sample.mel, 0
-            for kind, (mel, x) in sounds.items():
-                sound = self.vocoder(mel)
-                tensorboard.add_audio(f"{name}/{kind}", sound, x, rate)
-                if name == "sample":
-                    write_wav(self.sample_dir / f"{kind}.wav", sound, rate)
+        if first or to_tensorboard:
+            for name, sample in samples.items():
+                self._log_sample(name, sample, step, hparams, first, self.tensorboard)
+        else:
+            self._log_sample("sample", samples["sample"], step, hparams, first, NoLogger())
+
+    def _log_sample(
+        self,
+        name: str,
+        sample: Sample,
+        step: int,
+        hparams: HParams,
+        first: bool,
+        tensorboard: Any,
+    ) -> None:
+        rate = hparams.sampling_rate
+        hop_seconds = hparams.hop_length / rate
+        figures = {
+            "alignment": draw_alignment(sample.alignment, sample.text, hop_seconds),
+            "mel": draw_mels(sample, hop_seconds),
+            "gate": draw_gate(sample, hop_seconds * hparams.n_frames_per_step),
+        }
+        for kind, figure in figures.items():
+            pixels = render(figure)
+            tensorboard.add_image(f"{name}/{kind}", pixels, step, dataformats="HWC")
+            if name == "sample":
+                imsave(self.sample_dir / f"{kind}.png", pixels)
+        sounds = [("predicted", sample.mel_postnet, step)]
+        if first:
+            tensorboard.add_text(f"{name}/text", sample.text, 0)
+            sounds.append(("target", sample.mel, 0))
+        for kind, mel, x in sounds:
+            sound = self.vocoder(mel)
+            tensorboard.add_audio(f"{name}/{kind}", sound, x, rate)
+            if name == "sample":
+                write_wav(self.sample_dir / f"{kind}.wav", sound, rate)
 
     def log_speech(
         self, i: int, mel: Tensor, alignment: Tensor, step: int, hparams: HParams
@@ -249,8 +273,9 @@ class RunLogger:
         counted from 1."""
         name, text = f"speech/{i + 1}", hparams.speak_texts[i]
         stem = f"step_{step:08d}_{i + 1}"
-        frame, rate = hparams.hop_length / hparams.sampling_rate, hparams.sampling_rate
-        pixels, sound = render(draw_speech([alignment], mel, text, frame)), self.vocoder(mel)
+        rate = hparams.sampling_rate
+        pixels = render(draw_speech([alignment], mel, text, hparams.hop_length / rate))
+        sound = self.vocoder(mel)
         imsave(self.sample_dir / f"{stem}.png", pixels)
         write_wav(self.sample_dir / f"{stem}.wav", sound, rate)
         self.tensorboard.add_image(f"{name}/alignment", pixels, step, dataformats="HWC")
@@ -264,98 +289,14 @@ class RunLogger:
 
 
 class NoLogger:
-    """Has a logger's methods, which do nothing: for processes other than the first."""
+    """A logger whose methods do nothing, for processes other than the first."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *values, **options: None
 
 
 def write_wav(path: Path, samples: np.ndarray, rate: int) -> None:
-    """Writes samples (n,) to a wav file. Python writes it: its errors say what is wrong."""
+    """Writes samples (n,) to a wav file, by Python, whose errors say what is wrong."""
     wav = io.BytesIO()
     soundfile.write(wav, samples, rate, format="WAV")
     path.write_bytes(wav.getvalue())
-
-
-# Figures, by matplotlib's object interface: no global state, no display
-
-
-def _figure(height: float, rows: int = 1) -> tuple[Figure, Any]:
-    """Returns a figure and its axes. A tight layout would take longer than drawing."""
-    figure = Figure(figsize=(8, height), dpi=100)
-    figure.subplots_adjust(0.75 / 8, 0.5 / height, 1 - 0.2 / 8, 1 - 0.35 / height, hspace=0.25)
-    return figure, figure.subplots(rows, squeeze=False, sharex=True)[:, 0]
-
-
-def _show(axes: Any, values: Tensor, frame: float, **colours: Any) -> Any:
-    """Shows an image of ``values`` (rows, T_out) over seconds."""
-    extent = (0, values.size(1) * frame, 0, values.size(0))
-    return axes.imshow(values.numpy(), aspect="auto", origin="lower", extent=extent, **colours)
-
-
-def _set_title(axes: Any, text: str) -> None:
-    title = text if len(text) <= 75 else f"{text[:74]}…"
-    axes.set_title(title, loc="left", parse_math=False)  # $ is a dollar
-
-
-def render(figure: Figure) -> np.ndarray:
-    """Returns pixels (height, width, 4) uint8."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())
-
-
-def draw_alignment(alignment: Tensor, text: str, frame: float) -> Figure:
-    """Draws attention weights (T_out, T_in) over time; ``frame``: hop in seconds."""
-    figure, (axes,) = _figure(4)
-    image = _show(axes, alignment.T, frame)
-    figure.colorbar(image, label="attention weight")
-    _set_title(axes, text)
-    axes.set(xlabel="time (s)", ylabel="character")
-    return figure
-
-
-def draw_speech(
-    alignments: Sequence[Tensor], mel: Tensor, text: str, frame: float, pause: int = 0
-) -> Figure:
-    """Draws attention weights of the pieces of a text, one after the other with pauses of ``pause``
-    frames, above the mel of them all; ``frame``: hop in seconds."""
-    figure, (above, below) = _figure(6, 2)
-    t = n = 0
-    for alignment in alignments:
-        T_out, T_in = alignment.shape
-        image = above.imshow(
-            alignment.T.numpy(), aspect="auto", origin="lower", vmin=0, vmax=1,
-            extent=(t * frame, (t + T_out) * frame, n, n + T_in),
-        )  # fmt: skip
-        t, n = t + T_out + pause, n + T_in
-    above.set(ylabel="character", xlim=(0, mel.size(1) * frame), ylim=(0, n))
-    above.set_facecolor(image.cmap(0.0))
-    _set_title(above, text)
-    figure.colorbar(image, ax=above, label="attention weight")
-    figure.colorbar(_show(below, mel, frame, cmap="magma"), ax=below, label="ln magnitude")
-    below.set(xlabel="time (s)", ylabel="mel channel")
-    return figure
-
-
-def draw_mels(sample: Sample, frame: float) -> Figure:
-    """Draws the target above the prediction, with the same range of colours."""
-    figure, (above, below) = _figure(5, 2)
-    image = _show(above, sample.mel, frame, cmap="magma")
-    _show(below, sample.mel_postnet, frame, cmap="magma", norm=image.norm)
-    above.set(ylabel="mel channel", title="target")
-    below.set(ylabel="mel channel", title="predicted", xlabel="time (s)")
-    figure.colorbar(image, ax=(above, below), label="ln magnitude")
-    return figure
-
-
-def draw_gate(sample: Sample, step: float) -> Figure:
-    """Draws the probability that the clip has ended by each decoder step, and its target; ``step``:
-    in seconds."""
-    figure, (axes,) = _figure(2.5)
-    seconds = np.arange(len(sample.gate)) * step
-    axes.plot(seconds, sample.gate_target.numpy(), color="0.7", label="target")
-    axes.plot(seconds, end_probability(sample.gate[None])[0].numpy(), label="predicted")
-    axes.set(xlabel="time (s)", ylabel="has ended: probability", ylim=(-0.05, 1.05))
-    axes.legend(loc="upper left", frameon=False)
-    return figure

@@ -1,5 +1,4 @@
-"""Whether the largest batches of a run fit in memory, tried before it starts; what to say
-and do when memory runs out."""
+"""Tries whether the largest batches of a run fit in memory, and says what to do if it runs out."""
 
 import math
 import time
@@ -15,15 +14,15 @@ from tqdm import tqdm
 
 from batching import EpochBatchSampler
 from cli import UserError
-from corpus.clips import Clip
-from data_utils import Batch, Data, Item, MelDataset, batch_capacity, collate, padded_frames
+from corpus.clips import Clip, padded_frames
+from corpus.sets import batch_capacity
+from data_utils import Batch, Data, Item, MelDataset, collate
 from decoder import graphs
 from hparams import HParams
 from layers import preserved_buffers, restore_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from training import distributed
-from training.checkpoint import random_state, set_random_state
 from training.device import (
     free_cached_memory,
     is_out_of_memory,
@@ -31,6 +30,7 @@ from training.device import (
     may_be_out_of_memory,
     synchronize,
 )
+from training.start import random_state, set_random_state
 
 SPILLED = 4  # a batch this many times slower than twice half of it has probably spilled
 WITHOUT_GRAPHS = "note: memory ran out: training goes on without CUDA graphs, more slowly"
@@ -51,8 +51,12 @@ def too_large(batch: Batch) -> str:
 
 @contextmanager
 def explained(problem: str, others_passed: bool = False) -> Iterator[None]:
-    """Turns running out of memory into a :class:`UserError` that says ``problem`` and the fix. If
-    other batches have passed, an error that may have another cause counts too, and is quoted."""
+    """Turns running out of memory into a :class:`UserError` that says ``problem`` and the fix.
+
+    Args:
+        others_passed: whether other batches fitted. Then an error that may have another cause
+            counts too, and is quoted.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -71,17 +75,18 @@ def explained(problem: str, others_passed: bool = False) -> Iterator[None]:
 def without_graphs_if_full(
     function: Callable[[], Result], model: Tacotron2, buffers: Sequence[Tensor] | None = None
 ) -> Result:
-    """Calls ``function``. If memory runs out while CUDA graphs hold some of it, they are freed, a
-    line says so, and ``function`` is called again, with the model's ``buffers`` as given.
+    """Calls ``function``. If memory runs out while CUDA graphs hold some of it, this frees them,
+    prints a line, sets the model's buffers to ``buffers``, if given, and calls it again.
 
-    Several processes do not try again: the others are in the middle of what they do together.
+    One of several processes does not try again, since the others are waiting for it in the middle
+    of the first call.
     """
     try:
         return function()
     except (RuntimeError, MemoryError) as error:
         if distributed.SEVERAL or not may_be_out_of_memory(error) or not graphs.turn_off():
             raise
-    # Not before the error is gone, which holds tensors.
+    # Only now, since the error held tensors.
     free_cached_memory(next(model.parameters()).device)
     if buffers is not None:
         restore_buffers(model, buffers)
@@ -96,27 +101,25 @@ def largest_batches(
     clips: Sequence[Clip], sampler: EpochBatchSampler, epochs: Iterable[int]
 ) -> list[list[int]]:
     """Returns the batches of ``epochs`` that need the most memory: those with the largest padded
-    mels, padded texts, and alignments, and the most clips, without duplicates. Leaves ``sampler``
-    at the last epoch."""
-    texts = np.array([len(clip.ids) for clip in clips])
-    # Of mels, texts, alignments and recurrent states: size, and indices of clips.
-    found = [(0, ())] * 4
+    mels, padded texts, and alignments, and with the most clips, without duplicates. Leaves
+    ``sampler`` at the last epoch."""
+    text_lengths = np.array([len(clip.ids) for clip in clips])
+    largest = [(0, ())] * 4  # the size of each of these four, and the batch's clips
     for epoch in epochs:
         sampler.set_epoch(epoch)
         plan = sampler.plan
         B = np.array([len(batch) for batch in plan])
-        T_in, T_out = (
-            np.array([n[batch].max() for batch in plan]) for n in (texts, sampler.lengths)
-        )
+        T_in = np.array([text_lengths[batch].max() for batch in plan])
+        T_out = np.array([sampler.lengths[batch].max() for batch in plan])
         for kind, sizes in enumerate((B * T_out, B * T_in, B * T_in * T_out, B)):
             j = int(sizes.argmax())
-            found[kind] = max(found[kind], (int(sizes[j]), tuple(plan[j].tolist())))
-    return [list(indices) for indices in dict.fromkeys(indices for _, indices in found)]
+            largest[kind] = max(largest[kind], (int(sizes[j]), tuple(plan[j].tolist())))
+    return [list(indices) for indices in dict.fromkeys(indices for _, indices in largest)]
 
 
 @contextmanager
 def unchanged(model: Tacotron2) -> Iterator[None]:
-    """Restores the model's buffers and all random states at the end."""
+    """Restores the model's buffers and all random states when the context ends."""
     states = random_state()
     with preserved_buffers(model):
         try:
@@ -133,8 +136,8 @@ def try_run(
     epochs: Iterable[int],
     check_stop: Callable[[], None],
 ) -> None:
-    """Takes training steps, without the optimizer's, on the largest batches of ``epochs``. Leaves
-    the model as it was. If a batch only fits without CUDA graphs, training does without them.
+    """Computes gradients on the largest batches of ``epochs``, and leaves the model as it was. If a
+    batch fits only without CUDA graphs, training goes on without them.
 
     Args:
         check_stop: is called after each batch, by all processes together; may raise.
@@ -159,8 +162,8 @@ def try_run(
 def largest_fitting(
     model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
 ) -> int:
-    """Returns how many of the first ``items`` fit in a batch: all, or some eighths of them, or one,
-    or none. Raises an error that may mean something else than memory if not even one clip passes.
+    """Returns how many of the first ``items`` fit in a batch: all, some eighths of them, one, or
+    none. If not even one fits, an error that may have another cause than memory is raised.
     """
     for n in [*range(len(items), 1, -max(len(items) // 8, 1)), 1]:
         error = memory_error(model, loss_function, optimizer, items[:n])
@@ -178,8 +181,8 @@ def largest_fitting(
 def memory_error(
     model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
 ) -> Exception | None:
-    """Takes a training step, without the optimizer's, on a batch of ``items``. Returns the error
-    that says, or may say, that it does not fit in memory; None if it fits."""
+    """Computes gradients on a batch of ``items``. Returns the error that says, or may say, that it
+    does not fit in memory; None if it fits."""
     device = next(model.parameters()).device
     try:
         # Room for Adam's moments, which the first step allocates.
@@ -203,7 +206,7 @@ def warn_if_spilled(
     model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
 ) -> None:
     """Prints a note if a batch takes so much longer than half of it that it does not seem to fit.
-    On WSL2 the driver moves to the host what a GPU has no room for, and nothing fails."""
+    On WSL2 nothing fails: the driver moves what a GPU has no room for to the host."""
     if len(items) < 2:
         return
     whole = step_seconds(model, loss_function, optimizer, items)
@@ -219,7 +222,7 @@ def warn_if_spilled(
 def step_seconds(
     model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
 ) -> float:
-    """Returns the time of a second step: in the first one, cuDNN chooses its kernels."""
+    """Returns how long a second step takes: in the first one, cuDNN chooses its kernels."""
     for _ in range(2):
         start = time.perf_counter()
         memory_error(model, loss_function, optimizer, items)
@@ -227,15 +230,14 @@ def step_seconds(
 
 
 def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:
-    """Says what to set if ``fraction`` of a batch fits in memory."""
+    """Suggests a setting with which batches fit, if ``fraction`` of the largest one does."""
     longest = max(padded_frames(clip, hparams) for clip in dataset.clips)
     capacity = batch_capacity(hparams) or hparams.batch_size * longest
     hop_seconds = hparams.hop_length / hparams.sampling_rate
     if fraction * capacity < longest or fraction * hparams.batch_size < 1:
         return "not even one clip fits: remove the longest, or reduce the model"
-    fix = f"batch_size={int(fraction * hparams.batch_size)} (now {hparams.batch_size})"
-    if hparams.dynamic_batch_size:
-        seconds = capacity * hop_seconds
-        fits = max(int(fraction * seconds), math.ceil(longest * hop_seconds))
-        fix = f"batch_capacity_seconds={fits} (now {seconds:.0f})"
-    return f"set {fix}; scripts/find_batch_capacity.py finds the largest that fits"
+    if not hparams.dynamic_batch_size:
+        return f"set batch_size={int(fraction * hparams.batch_size)} (now {hparams.batch_size})"
+    seconds = capacity * hop_seconds
+    fitting = max(int(fraction * seconds), math.ceil(longest * hop_seconds))
+    return f"set batch_capacity_seconds={fitting} (now {seconds:.0f})"

@@ -1,15 +1,16 @@
-"""The learning rate over a run, and the end of a run of so many hours: pure functions of numbers.
+"""How far a run has come, its learning rate, and the end of a run of so many hours.
 
 A position in a run counts epochs: 2.5 is the middle of the third one.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-STEADY, SIMILAR = 0.1, 0.15  # differences of times, as shares, that are chance
+STEADY, SIMILAR = 0.1, 0.15  # relative differences between times that may be chance
 
 
 class Fall(NamedTuple):
@@ -17,6 +18,46 @@ class Fall(NamedTuple):
 
     start: float = math.inf  # position where it begins to fall; infinite until it is known
     end: float = math.inf  # epochs of the whole run
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far a run has come, counted between two of its batches."""
+
+    epoch: int = 0  # epochs done
+    batch: int = 0  # batches done in this epoch
+    step: int = 0  # optimizer steps done
+    bad_steps: int = 0  # the latest steps in a row that were skipped
+    best_loss: float = math.inf  # lowest validation loss so far
+    best_alignment: float = 0.0  # highest validation diagonality so far
+    metrics_size: int = 0  # size of metrics.jsonl in bytes
+    seconds: float = 0.0  # of training, with validating and saving, without breaks
+    epoch_seconds: list[float] = dataclasses.field(default_factory=list)  # training each epoch
+    falls_from: float = math.inf  # position where the learning rate begins to fall, once known
+    end: float = math.inf  # epochs of the whole run, once known
+    peak_memory_gib: float = 0.0  # of this epoch
+    sums: dict[str, float] = dataclasses.field(default_factory=dict)  # of this epoch
+
+    def add(self, **values: float) -> None:
+        """Adds to the sums of this epoch."""
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def next_epoch(self) -> "Progress":
+        """Returns the progress at the start of the next epoch."""
+        times = [*self.epoch_seconds, self.sums["seconds"]]
+        return dataclasses.replace(
+            self, epoch=self.epoch + 1, batch=0, epoch_seconds=times, peak_memory_gib=0.0, sums={}
+        )
+
+    @property
+    def fall(self) -> Fall:
+        """The last part of the run, in which the learning rate falls."""
+        return Fall(self.falls_from, self.end)
+
+    def plan_fall(self, fall: Fall) -> None:
+        """Sets where the learning rate begins to fall and where the run ends."""
+        self.falls_from, self.end = fall
 
 
 def last_share(epochs: int, share: float) -> Fall:
@@ -33,7 +74,7 @@ def learning_rate(highest: float, fall: Fall, position: float) -> float:
 
 
 class Clock(NamedTuple):
-    """What a run knows of its time after an epoch."""
+    """How long a run has taken, measured after an epoch."""
 
     training_seconds: Sequence[float]  # of each epoch so far, without validating and saving
     total_seconds: float  # of the run so far, with both
@@ -48,30 +89,43 @@ class Clock(NamedTuple):
     def epoch_seconds(self) -> float:
         """Predicts the seconds of an epoch, with its share of validating and saving: the mean of
         the latest epochs, back to where two in a row show another speed of the machine."""
-        now = fmean(self.training_seconds[-2:]) if self.is_steady else self.training_seconds[-1]
+        current = self.training_seconds[-1]
+        if self.is_steady:
+            current = fmean(self.training_seconds[-2:])
         latest = list(reversed(self.training_seconds))
-        differs = [abs(seconds / now - 1) > SIMILAR for seconds in latest]
+        differs = [abs(seconds / current - 1) > SIMILAR for seconds in latest]
         changes = (i for i, two in enumerate(pairwise(differs)) if all(two))
         n = next(changes, len(latest))
         return fmean(latest[:n]) * max(1.0, self.total_seconds / sum(self.training_seconds))
 
 
 def fall_in_time(epoch: int, clock: Clock, limit_seconds: float, share: float) -> Fall | None:
-    """Decides after ``epoch`` epochs whether the learning rate falls from here on, so that it falls
+    """Decides after ``epoch`` epochs whether the learning rate falls from now on, so that it falls
     over the last ``share`` of ``limit_seconds``.
 
-    If the machine has just become faster or slower, it waits for the next epoch, but not beyond
-    half of the fall.
+    If the machine has just become faster or slower, the decision waits for the next epoch, but not
+    beyond half of the fall.
 
     Returns:
-        the fall, whose end is as near to the limit as whole epochs come; None while it is too
-        early. It has one epoch at least, unless no time is left.
+        the fall, which ends as near to the limit as whole epochs can; None while it is too early.
+        It has at least one epoch, unless no time is left.
     """
-    rest, epoch_seconds = limit_seconds - clock.total_seconds, clock.epoch_seconds
+    rest_seconds, epoch_seconds = limit_seconds - clock.total_seconds, clock.epoch_seconds
     fall_seconds = max(share * limit_seconds, epoch_seconds if share else 0.0)
-    if rest - epoch_seconds / 2 > fall_seconds:
+    if rest_seconds - epoch_seconds / 2 > fall_seconds:
         return None
-    if not clock.is_steady and rest > max(fall_seconds / 2, 2 * epoch_seconds):
+    if not clock.is_steady and rest_seconds > max(fall_seconds / 2, 2 * epoch_seconds):
         return None
-    least = 1 if share and rest > 0 else 0
-    return Fall(epoch, epoch + max(least, round(rest / epoch_seconds)))
+    min_epochs = 1 if share and rest_seconds > 0 else 0
+    return Fall(epoch, epoch + max(min_epochs, round(rest_seconds / epoch_seconds)))
+
+
+def plan_end(progress: Progress, clock: Clock, limit_seconds: float, share: float) -> bool:
+    """Decides after an epoch whether the learning rate of a run of so many hours falls from now on,
+    and so when the run ends. Returns whether it was decided just now."""
+    if math.isfinite(progress.end):
+        return False
+    fall = fall_in_time(progress.epoch + 1, clock, limit_seconds, share)
+    if fall:
+        progress.plan_fall(fall)
+    return fall is not None

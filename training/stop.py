@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable
+
+from training import distributed
 
 
 class Stopped(Exception):
@@ -16,16 +17,11 @@ class Stopped(Exception):
 class StopSignals:
     """Notes SIGINT and SIGTERM, for :meth:`check` to raise once a batch is done.
 
-    A second signal ends the process at once.
-
-    Args:
-        agree: for one of several processes: given the number of its signal, or 0, returns that of
-            any of them, so that all stop after the same batch. They call :meth:`check` together.
-            A second signal is then ignored: torchrun sends it, and later kills.
+    A second signal ends the process at once. If there are several processes, it is ignored:
+    torchrun sends one, and kills the processes later.
     """
 
-    def __init__(self, agree: Callable[[int], int] | None = None) -> None:
-        self.agree, self.number = agree, 0
+    number = 0  # of the signal; 0: none so far
 
     def __enter__(self) -> "StopSignals":
         numbers = signal.SIGINT, signal.SIGTERM
@@ -33,18 +29,19 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # One of several processes has still to say why it ends, whatever torchrun sends.
+        # One of several processes still has to print why it ends, whatever torchrun sends.
         for number, handler in self.handlers.items():
-            signal.signal(number, signal.SIG_IGN if self.agree else handler)
+            signal.signal(number, signal.SIG_IGN if distributed.SEVERAL else handler)
 
     def _note(self, number: int, _: object) -> None:
         self.number = number
-        if not self.agree:
-            for each in self.handlers:
-                signal.signal(each, signal.SIG_DFL)
+        if not distributed.SEVERAL:
+            for handled in self.handlers:
+                signal.signal(handled, signal.SIG_DFL)
             os.write(2, f"{signal.Signals(number).name}: saving, then stopping\n".encode())
 
     def check(self) -> None:
-        """Raises :class:`Stopped` if there was a signal."""
-        if number := self.agree(self.number) if self.agree else self.number:
+        """Raises :class:`Stopped` if there was a signal. Several processes call this together, and
+        all stop after the same batch."""
+        if number := distributed.largest(self.number):
             raise Stopped(number)

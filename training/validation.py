@@ -2,24 +2,32 @@
 
 import math
 from collections import ChainMap, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import update_bn
 from tqdm import tqdm
 
 from cli import progress_bar
-from data_utils import VALIDATION_SEED, Batch, Data, MelDataset, load_ahead
-from layers import length_mask, preserved_buffers
-from loss_function import Tacotron2Loss, distance_from_diagonal
+from data_utils import VALIDATION_SEED, Batch, MelDataset, load_ahead
+from layers import length_mask
+from loss_function import Loss, Tacotron2Loss, distance_from_diagonal
 from model import Output, Tacotron2, end_probability
 from training.device import full_precision
 from training.distributed import RANK, WORLD_SIZE, broadcast_buffers, gathered
-from training.logger import Sample
+
+
+class Sample(NamedTuple):
+    """A validation clip, without padding."""
+
+    text: str
+    mel: Tensor  # (n_mels, T_out) target
+    mel_postnet: Tensor  # (n_mels, T_out) predicted with teacher forcing
+    gate: Tensor  # (n_steps,) predicted logits
+    gate_target: Tensor  # (n_steps,) 1 at the last step
+    alignment: Tensor  # (T_out, T_in)
 
 
 @torch.no_grad()
@@ -31,23 +39,21 @@ def validate(
     loss_function: Tacotron2Loss,
     check_stop: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, float], dict[str, Sample]]:
-    """Returns mean scalars over ``batches`` of a dataset, and two of its clips to log: "sample"
-    and "longest", which are always the same ones.
+    """Returns the means of scalars over a dataset, and two of its clips to log: "sample" and
+    "longest", which are always the same ones.
 
     A loss is averaged over what it averages in a batch: frames with padding or without. (NVIDIA's
     validation loss is the plain mean over batches.) The prenet's dropout is seeded, so that it is
     the same in every validation, and training continues as if there had been no validation.
 
     Args:
-        batches: of indices. Of several processes, each takes every ``WORLD_SIZE``-th.
+        batches: indices of clips. Of several processes, each takes every ``WORLD_SIZE``-th batch.
         check_stop: is called after each batch, by all processes together; may raise.
     """
     model.eval()
     broadcast_buffers(model)
     device, clips = next(model.parameters()).device, dataset.clips
     longest = max(range(len(clips)), key=lambda i: clips[i].n_frames)
-    n_frames_per_step = model.hparams.n_frames_per_step
-    step_seconds = n_frames_per_step * model.hparams.hop_length / model.hparams.sampling_rate
     sums, counts, samples, problems = defaultdict(float), defaultdict(int), {}, []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(VALIDATION_SEED)
@@ -55,11 +61,8 @@ def validate(
         for j, indices in enumerate(progress_bar(batches, "validation")):
             if j % WORLD_SIZE == 0:
                 check_stop()
-            if j % WORLD_SIZE != RANK:  # another process's: only draw what its dropout draws
-                n_steps = math.ceil(max(clips[i].n_frames for i in indices) / n_frames_per_step)
-                model.decoder.prenet(
-                    torch.zeros(n_steps, len(indices), model.decoder.step_dim, device=device)
-                )
+            if j % WORLD_SIZE != RANK:  # another process has this batch
+                draw_dropout(model, len(indices), max(clips[i].n_frames for i in indices))
                 continue
             batch = next(loaded).to(device)
             output = model(batch)
@@ -67,45 +70,54 @@ def validate(
             if not loss.total.isfinite():
                 locations = ", ".join(clips[i].location for i in batch.indices)
                 problems.append(f"warning: validation loss {loss.total.item()} in {locations}")
-            diagonality, focus = alignment_scores(
-                output.alignment, batch.text_lengths, batch.mel_lengths
-            )
-            n_steps = (batch.gate == 0).sum(1) + 1  # (B,)
-            stop_error = stop_errors(output.gate, n_steps, model.gate_threshold)
-            n_clips, n_padded = len(batch.indices), batch.mel[:, 0].numel()
-            n_real = int(batch.mel_lengths.sum())
-            scalars = {  # the sum over this batch's clips or frames, and their number
-                "loss": (loss.total.item() * n_padded, n_padded),
-                "mel_loss": (loss.mel.item() * n_padded, n_padded),
-                "mel_postnet_loss": (loss.mel_postnet.item() * n_padded, n_padded),
-                "gate_loss": (loss.gate.item() * n_padded, n_padded),
-                "masked_loss": (loss.masked.item() * n_real, n_real),
-                "diagonality": (diagonality.sum().item(), n_clips),
-                "focus": (focus.sum().item(), n_clips),
-                "stop_error": (stop_error.sum().item() * step_seconds, n_clips),
-            }
-            for name, (total, count) in scalars.items():
+            for name, (total, count) in batch_sums(model, batch, output, loss).items():
                 sums[name] += total
                 counts[name] += count
-
             middle = batch.indices[len(batch.indices) // 2]
-            chosen = {"sample": middle, "longest": longest}
-            for name, index in chosen.items():
+            for name, index in (("sample", middle), ("longest", longest)):
                 if name not in samples and index in batch.indices:
                     row = batch.indices.index(index)
                     samples[name] = take_sample(clips[index].text, row, batch, output)
         loaded.close()
         check_stop()
-    all_sums, all_counts, all_samples, all_problems = zip(
-        *gathered((sums, counts, samples, problems)), strict=True
-    )
-    for problem in chain(*all_problems):
+    for problem in chain(*gathered(problems)):
         tqdm.write(problem)
+    all_sums, all_counts = gathered(sums), gathered(counts)
     means = {
         name: sum(sums[name] for sums in all_sums) / sum(counts[name] for counts in all_counts)
         for name in all_sums[0]
     }
-    return means, dict(ChainMap(*all_samples))
+    return means, dict(ChainMap(*gathered(samples)))
+
+
+def draw_dropout(model: Tacotron2, n_clips: int, n_frames: int) -> None:
+    """Draws the random numbers that a batch draws in the prenet, and does nothing with them."""
+    n_steps = math.ceil(n_frames / model.hparams.n_frames_per_step)
+    device = next(model.parameters()).device
+    model.decoder.prenet(torch.zeros(n_steps, n_clips, model.decoder.step_dim, device=device))
+
+
+def batch_sums(
+    model: Tacotron2, batch: Batch, output: Output, loss: Loss
+) -> dict[str, tuple[float, int]]:
+    """Returns the sum of each scalar over the batch's clips or frames, and their number."""
+    hparams = model.hparams
+    n_clips, n_padded = len(batch.indices), batch.mel[:, 0].numel()
+    n_real = int(batch.mel_lengths.sum())
+    n_steps = (batch.gate == 0).sum(1) + 1  # (B,)
+    diagonality, focus = alignment_scores(output.alignment, batch.text_lengths, batch.mel_lengths)
+    stop_error = stop_errors(output.gate, n_steps, model.gate_threshold)
+    step_seconds = hparams.n_frames_per_step * hparams.hop_length / hparams.sampling_rate
+    return {
+        "loss": (loss.total.item() * n_padded, n_padded),
+        "mel_loss": (loss.mel.item() * n_padded, n_padded),
+        "mel_postnet_loss": (loss.mel_postnet.item() * n_padded, n_padded),
+        "gate_loss": (loss.gate.item() * n_padded, n_padded),
+        "masked_loss": (loss.masked.item() * n_real, n_real),
+        "diagonality": (diagonality.sum().item(), n_clips),
+        "focus": (focus.sum().item(), n_clips),
+        "stop_error": (stop_error.sum().item() * step_seconds, n_clips),
+    }
 
 
 def alignment_scores(
@@ -119,8 +131,8 @@ def alignment_scores(
         band: half the width of the diagonal, as a share of the text
 
     Returns:
-        diagonality (B,): share of attention within the band, 1 if it is all on the diagonal,
-        about 2 x band if it is random; focus (B,): mean over frames of the largest weight
+        diagonality (B,), the share of attention within the band: 1 if all of it is on the diagonal,
+        about 2 x band if it is random; focus (B,), the mean over frames of the largest weight
     """
     _, T_out, _ = alignment.shape
     real = length_mask(mel_lengths, T_out)[:, :, None]  # (B, T_out, 1)
@@ -132,64 +144,19 @@ def alignment_scores(
 
 
 def stop_errors(gate: Tensor, n_steps: Tensor, threshold: float) -> Tensor:
-    """Returns the steps (B,) between each clip's last step and the first by which it has ended with
-    a probability above ``threshold``; 1 if there is none. ``gate`` (B, T) are logits, and
-    ``n_steps`` (B,) the clips' lengths."""
+    """Returns how many steps (B,) lie between each clip's last step and the first by which it has
+    ended with a probability above ``threshold``; 1 if it has in none.
+
+    Args:
+        gate: (B, n_steps) logits
+        n_steps: (B,), the clips' lengths
+    """
     running = (end_probability(gate) <= threshold) & length_mask(n_steps, gate.size(1))
     return (running.sum(1) - (n_steps - 1)).abs()
 
 
-def validate_run(
-    model: Tacotron2,
-    data: Data,
-    loss_function: Tacotron2Loss,
-    check_stop: Callable[[], None] = lambda: None,
-) -> tuple[dict[str, float], dict[str, Sample]]:
-    """Validates on a run's validation set as :func:`validate` does; with ``precise_batch_norm``
-    once more, with batch norm re-estimated, for the scalars "precise_..."."""
-    options = data.val_set, data.val_batches, loss_function, check_stop
-    scalars, samples = validate(model, *options)
-    if n := model.hparams.precise_batch_norm:
-        with precise_batch_norm(model, data.train_set, data.sampler.plan, n, check_stop):
-            precise, _ = validate(model, *options)
-        scalars |= {f"precise_{name}": value for name, value in precise.items()}
-    return scalars, samples
-
-
-@contextmanager
-def precise_batch_norm(
-    model: Tacotron2,
-    dataset: MelDataset,
-    plan: Sequence[np.ndarray],
-    n_batches: int,
-    check_stop: Callable[[], None] = lambda: None,
-) -> Iterator[None]:
-    """Makes batch norm's running means and variances averages over ``n_batches`` batches of the
-    training ``plan``, drawn at random, with the current weights (Wu and Johnson 2021).
-
-    Training's running averages reflect the last few batches, seen with older weights. Training
-    itself is not affected.
-    """
-    device = next(model.parameters()).device
-    chosen = np.random.default_rng(VALIDATION_SEED).permutation(len(plan))[:n_batches]
-
-    def batches() -> Iterator[list[Batch]]:
-        loaded = load_ahead(dataset, (plan[i] for i in chosen), device)
-        bar = progress_bar(loaded, "batch norm", len(chosen), unit="batch", leave=False)
-        for batch in bar:
-            check_stop()
-            yield [batch.to(device)]
-
-    devices = [device] if device.type == "cuda" else []
-    with preserved_buffers(model):
-        with torch.random.fork_rng(devices), full_precision():
-            torch.manual_seed(VALIDATION_SEED)
-            update_bn(batches(), model)
-        yield
-
-
 def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
-    """Returns clip ``row`` of a batch without its padding."""
+    """Returns the clip in ``row`` of a batch, without its padding."""
     T_out, T_in = int(batch.mel_lengths[row]), int(batch.text_lengths[row])
     n_steps = int((batch.gate[row] == 0).sum()) + 1
     return Sample(
@@ -203,7 +170,7 @@ def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
 
 
 def warn_of_collapse(alignment: float, best: float) -> None:
-    """Warns if attention had learned the diagonal and has lost it."""
+    """Prints a warning if attention had learned the diagonal and has lost it."""
     if best > 0.5 and alignment < 0.7 * best:
         tqdm.write(
             f"warning: alignment {alignment:.2f} was {best:.2f}: attention collapsed; if it does "

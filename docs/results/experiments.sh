@@ -15,13 +15,16 @@
 #     bash docs/results/experiments.sh rates       # learning rates, and smaller batches with DBS
 #     bash docs/results/experiments.sh lrf         # SSB's local randomisation factor
 #
-# corpus prepares the voice that voice to times train on, but for warm's, which docs/speech.md names; the
-# others make their own, synthetic. voice, times and those others go on from epochs of RAND, one training
-# a seed. The voice takes 2 to 3 hours of one core a seed, scratch, reader, frames and evening 2 to 4, the
-# others 1 to 2; a CPU without AVX-512 took 2.3 times as long. A second argument names the seeds (of all but
-# reader, warm, predicted and times), so that two calls can use two cores: start the second once the first one trains.
-# Of same_time, a third argument names the arms, from 0 to 3: same_time 0 "0 2" beside same_time 0 "1 3".
-# The runs are in runs/SERIES.
+# corpus prepares the voice for the series from voice to times, except for warm, whose voice docs/speech.md
+# names. The last three make their own corpus, of synthetic speech. voice, times and those three go on from
+# epochs of RAND, one training a seed. Of one core, voice takes 2 to 3 hours a seed, scratch, reader, frames
+# and evening 2 to 4, the others 1 to 2; a CPU without AVX-512 took 2.3 times as long. A second argument names
+# the seeds (of all but reader, warm, predicted and times), so that two calls can use two cores: start the
+# second once the first one trains. Of same_time, a third argument names the arms, from 0 to 3:
+# same_time 0 "0 2" beside same_time 0 "1 3". The runs are in runs/SERIES.
+#
+# The records have losses of re-estimated batch norm too, from precise_batch_norm=50 in voice, more_epochs,
+# scratch, rates, batch, lrf and gradient: a setting that the code has no longer, but commit 61fa46b has.
 set -euo pipefail
 here=$PWD  # where DIR starts
 cd "$(dirname "$0")/../.."
@@ -37,7 +40,7 @@ continue_from() {
     for experiment in $experiments; do
         bash "${code:-.}/scripts/run_all.sh" --start "$start" --output "runs/$series/common" \
             --epochs $((start_epochs + epochs)) --only "$experiment" --seeds "$seed" \
-            --hparams "learning_rate=${rate}e-3,precise_batch_norm=50$settings"
+            --hparams "learning_rate=${rate}e-3$settings"
         bash "${code:-.}/scripts/run_all.sh" --start "runs/$series/common/$experiment" \
             --output "runs/$series/annealed" --epochs $((start_epochs + 2 * epochs)) \
             --only "$experiment" --seeds "$seed" \
@@ -94,7 +97,7 @@ voice() {
 
 scratch() {
     bash scripts/run_all.sh --output runs/voice/scratch --only "$ten" --epochs 12 --seeds "${seeds:-0}" \
-        --hparams "$voice,learning_rate=1e-3,precise_batch_norm=50"
+        --hparams "$voice,learning_rate=1e-3"
 }
 
 frames() {  # several frames a step, for about the same time each
@@ -167,7 +170,7 @@ reader() {  # 205 epochs: learning rates that fall, and again with less dropout
         before=$(ls "$folder"/checkpoint_0*.pt | tail -1) settings=""
     done
     [ -e runs/reader/kathleen.pt ] ||
-        "$PYTHON" scripts/export.py -c "$before" -o runs/reader/kathleen.pt --format half
+        "$PYTHON" scripts/export.py -c "$before" -o runs/reader/kathleen.pt --half
 }
 
 warm() {  # a German voice: 24 minutes, and the first five of them

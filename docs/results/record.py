@@ -20,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 
 SETTINGS = ["batch_size", "learning_rate", "lrf"]
-LOSSES = ["loss", "masked_loss", "precise_loss", "precise_masked_loss", "diagonality"]
+LOSSES = ["loss", "masked_loss", "diagonality"]
 MEANS = ["minutes", "processor_minutes", "n_batches", "total_length", "zpr", "abl"]
 
 

@@ -24,7 +24,7 @@ epoch. ΔSNR: mean ± standard error over seeds, in dB.
 
 
 def with_error(runs: list[dict], name: str) -> tuple[float, float | None]:
-    """Returns the mean over seeds and its standard error; of one seed, None."""
+    """Returns the mean over seeds and its standard error, or None for that of one seed."""
     values = [run[name] for run in runs]
     return mean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
@@ -63,13 +63,17 @@ def figure(groups: dict[tuple, list[dict]], path: Path) -> None:
     fig, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
     for ax, condition in zip(axes, ("matched", "mismatched"), strict=True):
         for strategy, label in NAMES.items():
-            runs = {s: r for (_, s, _), r in groups.items() if s and r[0]["strategy"] == strategy}
-            if runs:
-                means, errors = zip(*(with_error(r, condition) for r in runs.values()), strict=True)
-                errors = [error or 0 for error in errors]
-                ax.errorbar(list(runs), means, errors, marker="o", capsize=3, label=label)
+            sizes, means, errors = [], [], []
+            for (_, batch_seconds, _), runs in groups.items():
+                if batch_seconds and runs[0]["strategy"] == strategy:
+                    average, error = with_error(runs, condition)
+                    sizes.append(batch_seconds)
+                    means.append(average)
+                    errors.append(error or 0)
+            if sizes:
+                ax.errorbar(sizes, means, errors, marker="o", capsize=3, label=label)
                 ax.set_xscale("log", base=2)
-                ax.set_xticks(list(runs), [f"{seconds:g}" for seconds in runs])
+                ax.set_xticks(sizes, [f"{seconds:g}" for seconds in sizes])
                 ax.legend()
         ax.set(title=condition, xlabel="dynamic batch size (s)", ylabel="ΔSNR (dB)")
     fig.savefig(path, dpi=100)

@@ -16,6 +16,7 @@ import math
 import resource
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,8 @@ from batching import EpochBatchSampler, batch_statistics
 SAMPLING_RATE = 8000  # Hz
 SNR_RANGE = (-5.0, 10.0)  # dB (Sec. 4)
 N_TALKERS = 8  # in babble
-LEARNING_RATE = 1e-3  # of Adam; this and the next are those of Sec. 3
-MAX_GRADIENT_NORM = 5.0
+LEARNING_RATE = 1e-3  # of Adam (Sec. 3)
+MAX_GRADIENT_NORM = 5.0  # Sec. 3
 
 
 def stop(message: str) -> None:
@@ -47,14 +48,14 @@ def read_clips(folder: Path) -> list[ndarray]:
     """Returns all wavs below ``folder`` in the order of their names, (T,) each, equally loud."""
     paths, clips = sorted(folder.rglob("*.wav")), []
     if len(paths) < 16:
-        stop(f"{folder}: {len(paths)} wav files in it; give a folder with at least 16")
+        stop(f"{folder}: has {len(paths)} wav files; give a folder with at least 16")
     for path in paths:
         try:
             samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
         except (OSError, soundfile.LibsndfileError) as error:
             stop(f"{path}: {error}; replace it or take it out")
         if not np.isfinite(samples).all() or not samples.mean(1).any():
-            stop(f"{path}: no sound in it; take it out")
+            stop(f"{path}: has no sound; take it out")
         clips.append(resample(samples.mean(1), SAMPLING_RATE, rate))
     return clips
 
@@ -67,7 +68,8 @@ def resample(samples: ndarray, up: int, down: int) -> ndarray:
 
 
 def shaped_noise(magnitudes: ndarray, rng: Generator) -> ndarray:
-    """Returns a minute of noise with these magnitudes (129,), from 0 Hz to half the rate."""
+    """Returns a minute of noise whose spectrum has these magnitudes, (129,), from 0 Hz to half
+    the sampling rate."""
     spectrum = np.fft.rfft(rng.standard_normal(60 * SAMPLING_RATE))
     bins = np.linspace(0, len(magnitudes) - 1, len(spectrum))
     return np.fft.irfft(spectrum * np.interp(bins, np.arange(len(magnitudes)), magnitudes))
@@ -81,23 +83,24 @@ def speech_spectrum(clips: list[ndarray]) -> ndarray:
 
 
 def part(recording: ndarray, n_samples: int, rng: Generator) -> ndarray:
-    """Returns (n_samples,) of a recording, from a random point on and then from its start."""
+    """Returns (n_samples,) of a recording that starts at a random point and repeats."""
     return np.resize(np.roll(recording, rng.integers(len(recording))), n_samples)
 
 
 def mix(speech: ndarray, noise: ndarray, snr: float) -> ndarray:
-    """Returns (T,) speech and noise, which is scaled so that their ratio is ``snr`` dB."""
+    """Returns (T,) speech with noise, scaled so that their ratio is ``snr`` dB."""
     gain = np.sqrt(np.square(speech).sum() / (np.square(noise).sum() + 1e-12)) * 10 ** (-snr / 20)
     return (speech + gain * noise).astype(np.float32)
 
 
 def split_long(lengths: list[int], longest: int) -> ndarray:
-    """Cuts clips longer than ``longest`` into equal pieces (Sec. 4): (n_pieces, 3), the clip, start
-    and end of each piece, whole clips too."""
+    """Cuts clips longer than ``longest`` into equal pieces (Sec. 4). Returns the clip, start and
+    end of each piece, (n_pieces, 3); a short clip is one piece."""
     pieces = []
     for clip, length in enumerate(lengths):
-        n = math.ceil(length / longest)
-        pieces += [(clip, i * length // n, (i + 1) * length // n) for i in range(n)]
+        n_pieces = math.ceil(length / longest)
+        limits = [i * length // n_pieces for i in range(n_pieces + 1)]
+        pieces += [(clip, start, end) for start, end in pairwise(limits)]
     return np.array(pieces)
 
 
@@ -105,8 +108,9 @@ class Mixtures(Dataset):
     """Pairs of a mixture and its speech, (T,) each: of whole clips, or of pieces of long ones.
 
     Args:
-        longest: most samples of a piece; longer mixtures are split (Sec. 4). None: no limit.
-        mismatched: a lower and slower voice, in pink noise that comes in four bursts a second.
+        longest: a piece's number of samples at most; longer mixtures are split (Sec. 4). With
+            None, there is no limit.
+        mismatched: makes the voice lower and slower, and the noise pink, in four bursts a second.
     """
 
     def __init__(self, clips: list, seed: int, longest: int | None = None, mismatched=False):
@@ -154,7 +158,7 @@ def collate(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]
 
 
 class CumulativeNorm(nn.Module):
-    """cLN: normalises each frame by mean and variance of all frames up to it."""
+    """cLN: normalises each frame by the mean and variance of all frames up to it."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -170,8 +174,8 @@ class CumulativeNorm(nn.Module):
 
 
 class Depthwise(nn.Module):
-    """A causal convolution of three frames in each channel. By hand, since on a CPU nn.Conv1d
-    compiles a kernel for every new number of frames."""
+    """A causal convolution of three frames in each channel, written by hand, since nn.Conv1d
+    compiles a kernel for every new number of frames on a CPU."""
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
@@ -224,8 +228,8 @@ def masked_snr(estimate: Tensor, speech: Tensor, lengths: Tensor) -> Tensor:
 
 @torch.no_grad()
 def snr_improvement(model: nn.Module, clips: list, device: str, mismatched: bool) -> float:
-    """Returns the mean ΔSNR in dB of the model's outputs above their mixtures, always the same four
-    of every clip. All of their speech and noise is made of these clips."""
+    """Returns the mean ΔSNR, by how many dB the model's outputs are better than their mixtures:
+    always the same four of every clip, whose noise is made of these clips too."""
     data, gains = Mixtures(clips, seed=2**31, mismatched=mismatched), []
     for epoch in range(4):
         data.set_epoch(epoch)
@@ -237,7 +241,7 @@ def snr_improvement(model: nn.Module, clips: list, device: str, mismatched: bool
 
 
 def peak_memory(device: str) -> float:
-    """Returns the most megabytes so far: of tensors on a GPU; on a CPU, of the whole process."""
+    """Returns the peak so far, in megabytes: of tensors on a GPU; of the process on a CPU."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 1e6
     unit = 1 if sys.platform == "darwin" else 1024
@@ -267,7 +271,9 @@ def train(args: argparse.Namespace) -> dict:
     torch.manual_seed(args.seed)
     model = ConvTasNet().to(device)
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, fused=True)
-    model(torch.zeros(1, 800, device=device)).sum().backward()  # loads libraries: not counted
+    model(
+        torch.zeros(1, 800, device=device)
+    ).sum().backward()  # loads libraries, which are not counted
     before, seconds, cpu_seconds, losses, plans = peak_memory(device), 0.0, 0.0, [], []
     for epoch in range(args.epochs):
         data.set_epoch(epoch)
@@ -299,7 +305,7 @@ def train(args: argparse.Namespace) -> dict:
         "memory_mb": memory_mb,
         "zpr": float(np.mean([plan.zpr_of_data for plan in plans])),  # eq. 1
         "batches": float(np.mean([plan.n_batches for plan in plans])),
-        "largest_batch_seconds": max(p.max_padded_length for p in plans) / SAMPLING_RATE,
+        "largest_batch_seconds": max(plan.max_padded_length for plan in plans) / SAMPLING_RATE,
         "losses": losses,
         "matched": snr_improvement(model, held_out, device, mismatched=False),
         "mismatched": snr_improvement(model, held_out, device, mismatched=True),
@@ -309,13 +315,13 @@ def train(args: argparse.Namespace) -> dict:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("wavs", type=Path, help="folder of wavs, also in its folders, of any sampling rate")
+    add("wavs", type=Path, help="folder of wavs of any sampling rate, and of folders with wavs")
     add("-o", "--output", type=Path, required=True, help="result file (json)")
     add("--strategy", choices=("RAND", "SB", "BKT"), default="RAND", help="default RAND")
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--batch_size", type=int, help="fixed: clips in a batch")
     size.add_argument("--batch_seconds", type=float, help="dynamic: seconds in a padded batch")
-    add("--seed", type=int, default=0, help="of weights, mixtures and batches (default 0)")
+    add("--seed", type=int, default=0, help="seed of weights, mixtures and batches (default 0)")
     add("--epochs", type=int, default=8, help="default 8")
     args = parser.parse_args(argv)
     size = args.batch_seconds if args.batch_size is None else args.batch_size
