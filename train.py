@@ -227,7 +227,7 @@ class Run:
             print(f"note: {note}; training uses the modules, which is slower")
 
     def open_logger(self, log_dir: Path) -> None:
-        """Opens the logs, cut back to the step that was saved."""
+        """Opens the logs, and drops what was logged after the checkpoint."""
         vocoder = open_vocoder(self.hparams, device="cpu")  # a GPU's memory is for training
         self.logger = RunLogger(
             self.folder, log_dir, vocoder, self.progress.step, self.progress.metrics_size

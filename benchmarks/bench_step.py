@@ -52,7 +52,6 @@ from loss_function import Tacotron2Loss
 from model import Output, Tacotron2
 from training.device import (
     choose_device,
-    free_memory,
     is_out_of_memory,
     peak_memory,
     synchronize,
@@ -165,6 +164,12 @@ def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int
 
 
 # Processes
+
+
+def free_memory() -> float:
+    """Returns the memory in GiB that a new process could use on this computer."""
+    meminfo = Path("/proc/meminfo").read_text()
+    return int(re.search(r"MemAvailable: *(\d+) kB", meminfo)[1]) / 2**20
 
 
 def _start(*options: str | bool) -> None:

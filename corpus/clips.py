@@ -190,8 +190,8 @@ def check_clips(
     not samples.
 
     Args:
-        locations: where each sound file so far is listed, which no other line may name; those of
-            ``lines`` are added.
+        locations: the line that lists each sound file so far, to find files that are listed
+            twice. Those of ``lines`` are added.
         check_audio: returns the number of samples and the stamp of a sound file, as
             :func:`check_wav` does.
     """

@@ -98,22 +98,19 @@ def table(samples: list[ndarray], settings: dict[str, float], paper: bool) -> li
     """Returns the lines of a Markdown table: means and standard deviations over the samples. The
     time saved is a prediction: if time follows the sum of the batches' lengths, as in a recurrent
     network on a GPU; and if it follows the padded size."""
-    header = ["Batching", "Parameter", "Batches", "ZPR %", "Padding % of data", "ABL (frames)"]
+    header = ["Batching", "Settings", "Batches", "ZPR %", "Padding % of data", "ABL (frames)"]
     header += ["Sum of batch lengths (frames)", "Largest batch (clips)"]
     header += ["Time saved: recurrent, parallel"] + ["Paper: batches, ZPR %, ABL"] * paper
     lines = [f"| {' | '.join(header)} |", "|---|---|" + "---:|" * (len(header) - 2)]
-    random = None
+    random, _ = mean_statistics(samples, "RAND", dynamic_batch_size=False, **settings)
     for dynamic, strategy in product((False, True), STRATEGIES):
         mean, sd = mean_statistics(samples, strategy, dynamic_batch_size=dynamic, **settings)
-        random = random or mean  # RAND is the first
-        name = strategy + "-DBS" * dynamic
+        batching = strategy + "-DBS" * dynamic
         recurrent = 1 - mean.total_length / random.total_length
         parallel = 1 - (1 + mean.zpr_of_data) / (1 + random.zpr_of_data)
         cells = [
-            name,
-            f"{PARAMETERS[strategy]}={settings[PARAMETERS[strategy]]:g}"
-            if strategy in PARAMETERS
-            else "",
+            batching,
+            ", ".join(f"{name}={settings[name]}" for name in STRATEGIES[strategy].settings),
             f"{mean.n_batches:,.1f} ± {sd.n_batches:,.1f}",
             f"{100 * mean.zpr:.2f} ± {100 * sd.zpr:.2f}",
             f"{100 * mean.zpr_of_data:.2f} ± {100 * sd.zpr_of_data:.2f}",
@@ -123,7 +120,7 @@ def table(samples: list[ndarray], settings: dict[str, float], paper: bool) -> li
             f"{100 * recurrent:.1f} %, {100 * parallel:.1f} %",
         ]
         if paper:
-            cells.append(paper_statistics(name))
+            cells.append(paper_statistics(batching))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -145,14 +142,16 @@ def draw_batches(
 ) -> None:
     """Draws clips as bars in training order, one colour per batch, padding hatched; a panel for
     each of ``methods``, such as SSB-DBS-BR, three in a row."""
-    n, rows = len(lengths), len(methods) // 3
+    n, rows = len(lengths), -(-len(methods) // 3)
     figure = Figure(figsize=(9, 0.5 + 2.6 * rows), layout="constrained")
     content = [f"{n} clips at random", f"batch_size={batch_size}"]
     content += [f"{name}={value:g}" for name, value in settings.items()]
     figure.suptitle(", ".join(content), x=0.01, ha="left", fontsize=9)
     axes = figure.subplots(rows, 3, sharey=True, sharex=True, squeeze=False)
     x = np.arange(n) + 0.5
-    for ax, method in zip(axes.flat, methods, strict=True):
+    for ax in axes.flat[len(methods) :]:
+        ax.set_axis_off()
+    for ax, method in zip(axes.flat, methods, strict=False):
         strategy, dynamic, shuffled = method.split("-")[0], "DBS" in method, "-BR" in method
         plan = plan_batches(lengths, strategy, batch_size, dynamic, shuffled, **settings)
         heights = lengths[np.concatenate(plan)]

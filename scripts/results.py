@@ -126,7 +126,7 @@ def read_run(folder: Path) -> Run:
             elif record["event"] == "end" and record["hours"] == settings["hours"]:
                 settings["epochs"] = record["epochs"]
             elif record["event"] == "epoch":
-                starts.append(now)  # which counts once an epoch has ended
+                starts.append(now)  # a start counts if an epoch has ended since
                 values = [record[name] for name in ("minutes", *AVERAGED)]
                 epochs.append([record["epoch"] + 1, *values])
             elif record["event"] == "validation":
@@ -154,13 +154,14 @@ def stages(epochs: Sequence[int], start: int) -> list[int]:
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
-    """Averages each loss with the previous and the next, where there are (Sec. 6)."""
+    """Averages each loss with the previous and the next, if they exist (Sec. 6)."""
     return [fmean(losses[max(i - 1, 0) : i + 2]) for i in range(len(losses))]
 
 
 def staged(losses: Mapping[int, float], epochs: Sequence[int], start: int) -> dict[str, float]:
     """Returns VL1, VL2, VL3 and VLavg of the losses by epoch, which end with the first that is
-    missing or not finite; nan where they do not reach. None of fewer than LEAST_VALIDATIONS."""
+    missing or not finite; nan where they do not reach. Returns {} for fewer epochs than
+    LEAST_VALIDATIONS."""
     if len(epochs) < LEAST_VALIDATIONS:
         return {}
     known = list(takewhile(math.isfinite, (losses.get(epoch, math.nan) for epoch in epochs)))
@@ -219,8 +220,8 @@ def refuse_equal_seeds(runs: list[Run]) -> None:
 
 
 def last_validations(runs: list[Run]) -> np.ndarray:
-    """Returns VALIDATED of each run after the last epoch that all were validated after; or, of runs
-    of so many hours, after its own last; nan if there is none."""
+    """Returns VALIDATED of each run at the last epoch after which all of them were validated. Runs
+    that are limited by ``hours`` use their own last one. Without any, all is nan."""
     common = set.intersection(*(set(run.validations.index) for run in runs))
     rows = np.full((len(runs), len(VALIDATED)), math.nan)
     for row, run in zip(rows, runs, strict=True):

@@ -165,8 +165,12 @@ def recorded_hparams(folder: Path) -> HParams:
 
 
 def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str, dict[str, int]]:
-    """Returns the settings of BKT and ATS that pad like SSB (Sec. 3), by strategy, as far as --only
-    needs them and --hparams does not have them. Raises :class:`UserError` if there are none."""
+    """Returns the settings of BKT and ATS that pad like SSB (Sec. 3), by strategy. Only strategies
+    in --only whose setting is not in --hparams are included.
+
+    Raises:
+        UserError: there is no such setting.
+    """
     used = {name.split("-")[0] for name in args.only}
     given = parse_overrides(args.hparams)
     needed = {s: name for s, name in PARAMETERS.items() if s in used and name not in given}
@@ -273,7 +277,7 @@ def require_space(args: argparse.Namespace, runs: list[Run]) -> None:
     )
     free = shutil.disk_usage(disk).free
     gigabytes = f"{n_bytes / 1e9:.1f} GB"
-    print(f"{cli.counted(len(runs), 'run')}; the checkpoints to come take {gigabytes} of disk")
+    print(f"{cli.counted(len(runs), 'run')}; their checkpoints will need {gigabytes} of disk")
     if n_bytes > free:
         fix = "free some, give another --output, or train fewer runs with --only"
         raise UserError(f"{args.output}: {free / 1e9:.1f} GB are free, which is not enough; {fix}")
@@ -302,8 +306,9 @@ def call(program: str, *arguments: object, must: bool = False) -> int:
 
 
 def finished(folder: Path, epochs: int, hours: float) -> bool:
-    """Returns whether a run's records reach ``epochs``, or the end of so many ``hours``, and so
-    does its newest checkpoint, unless all were deleted to free space."""
+    """Returns whether a run is complete: its records and its newest checkpoint reach ``epochs``, or
+    the end that ``hours`` gave it. If all checkpoints were deleted to free space, the records
+    decide."""
     file, last = folder / "metrics.jsonl", {"epoch": -1}
     end = {"epochs": math.inf if hours else epochs}
     for line in file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else ():

@@ -19,7 +19,7 @@ import io
 import re
 import sys
 from collections.abc import Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,7 +152,7 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
     hparams, texts = model.hparams, read_texts(args)
     ids = [symbol_ids(text, hparams, args.split) for text in texts]
     report_unknown_characters(((text.location, text.text) for text in texts), hparams)
-    report_untrained_symbols(model, {i for pieces in ids for piece in pieces for i in piece})
+    report_untrained_symbols(model, {*chain.from_iterable(chain.from_iterable(ids))})
     vocoder = open_vocoder(hparams, args.vocoder)
     if not args.vocoder and (reason := why_griffin_lim(hparams)):
         print(f"note: Griffin-Lim makes the audio; {reason}")

@@ -238,7 +238,7 @@ def test_lengths_drawn_from_the_plans_seed_are_not_sorted_by_their_own_noise():
     [
         ([4, 0, -3], {}, "clip 2 has length -3: leave it out"),
         ([4, 30, 9], {"capacity": 10}, "capacity=10: clip 1 has length 30; use at least that"),
-        ([4], {"strategy": "ssb"}, "strategy='ssb': use one of RAND, SB, SSB, BKT, ATS"),
+        ([4], {"strategy": "ssb"}, f"strategy='ssb': use one of {', '.join(STRATEGIES)}"),
         ([4], {"lrf": np.nan}, "lrf=nan: use 0 to 1e6"),
     ],
 )

@@ -9,6 +9,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batching import STRATEGIES
 from cli import UserError
 from hparams import HParams, create_hparams, format_overrides
 
@@ -76,7 +77,7 @@ REFUSED = {
     "batch_size=0": "batch_size=0: use a value above 0",
     "cache_mels=1": "cache_mels=1 is not valid; use True or False",
     "lrf=nan": "lrf=nan: use a number up to 1e6",
-    "batching_strategy=SORTED": "use one of RAND, SB, SSB, BKT, ATS",
+    "batching_strategy=SORTED": f"use one of {', '.join(STRATEGIES)}",
     "symbols=abc,n_symbols=3": "setting n_symbols=3: use 4 or more",
     "hop_length=4000": "hop_length=4000: use at most win_length=1103",
     "batch_capacity=9000,dynamic_batch_size=False": "set dynamic_batch_size=True",

@@ -2,13 +2,11 @@
 
 import os
 import platform
-import re
 import resource
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import torch
 
@@ -221,9 +219,3 @@ def peak_memory(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-
-
-def free_memory() -> float:
-    """Returns the memory in GiB that a new process could use on this computer."""
-    meminfo = Path("/proc/meminfo").read_text()
-    return int(re.search(r"MemAvailable: *(\d+) kB", meminfo)[1]) / 2**20

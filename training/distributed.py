@@ -135,7 +135,7 @@ def explained() -> Iterator[None]:
 
 
 def first_to_fail() -> bool:
-    """Returns whether this process failed first: it asks first. The others fail because it did."""
+    """Returns whether this process is the first to call this. The others fail as a consequence."""
     if not _store:
         return True
     return _store.compare_set("failed", "", str(RANK)) == str(RANK).encode()

@@ -162,8 +162,9 @@ def try_run(
 def largest_fitting(
     model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
 ) -> int:
-    """Returns how many of the first ``items`` fit in a batch: all, some eighths of them, one, or
-    none. If not even one fits, an error that may have another cause than memory is raised.
+    """Returns how many of the first ``items`` fit in a batch. Tries all, then an eighth fewer each
+    time, then one; returns 0 if not even one fits. Then an error that may have another cause than
+    memory is raised.
     """
     for n in [*range(len(items), 1, -max(len(items) // 8, 1)), 1]:
         error = memory_error(model, loss_function, optimizer, items[:n])

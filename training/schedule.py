@@ -88,7 +88,7 @@ class Clock(NamedTuple):
     @property
     def epoch_seconds(self) -> float:
         """Predicts the seconds of an epoch, with its share of validating and saving: the mean of
-        the latest epochs, back to where two in a row show another speed of the machine."""
+        the latest epochs, without those before two in a row that took another time."""
         current = self.training_seconds[-1]
         if self.is_steady:
             current = fmean(self.training_seconds[-2:])
@@ -121,8 +121,8 @@ def fall_in_time(epoch: int, clock: Clock, limit_seconds: float, share: float) -
 
 
 def plan_end(progress: Progress, clock: Clock, limit_seconds: float, share: float) -> bool:
-    """Decides after an epoch whether the learning rate of a run of so many hours falls from now on,
-    and so when the run ends. Returns whether it was decided just now."""
+    """Decides after an epoch of a run that is limited by ``hours`` whether its learning rate begins
+    to fall, which fixes its end. Returns whether it was decided just now."""
     if math.isfinite(progress.end):
         return False
     fall = fall_in_time(progress.epoch + 1, clock, limit_seconds, share)

@@ -32,7 +32,7 @@ class Origin(NamedTuple):
     progress: Progress
     source: Path | None  # the checkpoint that it starts from
     state: dict[str, Any]  # what is restored from that checkpoint
-    ignore_layers: tuple[str, ...] = ()  # the weights that are not
+    ignore_layers: tuple[str, ...] = ()  # layers whose weights are not loaded
 
     def restore(self, optimizer: Optimizer) -> None:
         """Restores the optimizer's moments and the random generators, if the checkpoint has them.
@@ -236,8 +236,8 @@ def hparams_to_resume(
 
 
 def refuse_another_fall(state: dict[str, Any], path: Path, hparams: HParams) -> None:
-    """Raises :class:`UserError` if the run cannot end when ``hparams`` say: its learning rate is
-    already falling, or should have begun to fall before now, or the hours are over."""
+    """Raises :class:`UserError` if ``hparams`` change the end of a run too late: its learning rate
+    has begun to fall, or would have had to begin, or the hours are over."""
     progress, share = Progress(**state["progress"]), hparams.learning_rate_decay
     name = "hours" if hparams.hours else "epochs"
     problem = f"{path}: {name}={getattr(hparams, name):g}"
