@@ -34,6 +34,13 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     # Validation first, so that a clip in both sets is a problem of the training set.
     val, val_problems = read_clips(hparams.validation_files, hparams, locations)
     train, train_problems = read_clips(hparams.training_files, hparams, locations)
+    problems = train_problems + val_problems
+    if not (train or val) and all(problem.kind == "missing" for problem in problems):
+        lists = f"{hparams.validation_files} and {hparams.training_files}"
+        raise UserError(
+            f"setting data_dir={hparams.data_dir}: has none of the clips that {lists} list; use "
+            "the folder that their paths start from"
+        )
     report_unknown_characters(((clip.location, clip.text) for clip in train + val), hparams)
 
     train_problems += _too_long(train, hparams) + check_samples(_unread(train, hparams), hparams)

@@ -272,6 +272,10 @@ def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
 def write_filelists(clips: Sequence[Clip], hparams: HParams) -> None:
     """Writes the clips' paths and texts into the two filelists that ``hparams`` name."""
     files = hparams.training_files, hparams.validation_files
+    n_takes = Counter(tuple(clip.ids) for clip in clips).values()
+    if repeated := [n for n in n_takes if n > 1]:
+        texts = counted(len(repeated), "text")
+        print(f"note: {sum(repeated):,} clips are takes of {texts}; all of a text are in one list")
     for file, part in zip(files, split(clips), strict=True):
         rows = [f"{os.path.relpath(clip.path, hparams.data_dir)}|{clip.text}" for clip in part]
         write_lines(Path(file), rows)

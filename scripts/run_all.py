@@ -45,6 +45,7 @@ from hparams import (
     parse_overrides,
 )
 from model import Tacotron2
+from training.checkpoint import REMOVED_SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = list(pd.read_csv(ROOT / "scripts" / "paper_table2.csv").batching)
@@ -157,7 +158,11 @@ def recorded_hparams(folder: Path) -> HParams:
         raise UserError(f"{folder}: holds no run; name the output of run_all.sh or train.py")
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        settings = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in settings.items()
+            if name not in REMOVED_SETTINGS
+        }
         return HParams(**settings)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         problem = f"not the settings of a run of this version ({error})"
@@ -195,6 +200,8 @@ def largest_within(target_zpr: float, lengths: list[int], strategy: str, batch_s
 
     # Padding grows with the setting: one bucket, or one batch in each bin, is RAND.
     low, high = 1, max(len(lengths) // batch_size, 1)
+    if strategy == "BKT":
+        high = -(-len(lengths) // batch_size)  # one bucket has all clips
     if not zpr(low) <= target_zpr <= zpr(high):
         fix = f"give {name} in --hparams, or leave {strategy} out of --only"
         problem = f"its ZPR is {zpr(low):.4f} to {zpr(high):.4f}, and SSB's {target_zpr:.4f}"

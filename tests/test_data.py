@@ -207,3 +207,9 @@ def test_validation_batches_depend_on_no_batching_setting(settings, clips):
     assert [len(batch) for batch in batches] == [3, 3, 2]
     for change in ("batching_strategy=SB", "dynamic_batch_size=False", "seed=7", "lrf=0.9"):
         assert batches == data_utils.validation_batches(clips, create_hparams(settings + change))
+
+
+def test_a_folder_that_has_none_of_the_clips_is_named_in_one_line(hparams, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"^setting data_dir=\S+/empty: has none of [^\n]+$"):
+        load_data(replace(hparams, data_dir=f"{tmp_path}/empty"))
