@@ -8,15 +8,12 @@ With torchrun, several processes train one model, one on each GPU; rank 0 logs a
 """
 
 import argparse
-import dataclasses
 import math
 import os
 import sys
 import textwrap
 import time
 from contextlib import nullcontext
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
 from torch.nn.utils import clip_grad_norm_
-from tqdm import tqdm
 
 import cli
 import data_utils
@@ -39,7 +35,7 @@ from layers import restore_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import speak
-from training import checkpoint, distributed, memory, start
+from training import checkpoint, distributed, logger, memory, start
 from training.device import (
     choose_device,
     full_precision,
@@ -47,15 +43,6 @@ from training.device import (
     synchronize,
     use_large_pages,
     why_no_gpu,
-)
-from training.logger import (
-    NoLogger,
-    RunLogger,
-    epoch_scalars,
-    print_end,
-    print_epoch,
-    print_summary,
-    print_validation,
 )
 from training.schedule import Clock, Progress, learning_rate, plan_end
 from training.stop import Stopped, StopSignals
@@ -169,7 +156,7 @@ def train(args: argparse.Namespace) -> None:
                     model, run.loss_function, run.optimizer, data, epochs, run.stop.check
                 )
             run.start_clock()
-            print_summary(data, model, progress, origin.source)
+            logger.print_summary(data, model, progress, origin.source)
             if not resuming:
                 run.save()  # so that a run that is killed before its first step can be resumed
             run.logger.log_conditions(progress, data, model)
@@ -201,7 +188,7 @@ class Run:
             model.parameters(), lr=hparams.learning_rate, weight_decay=hparams.weight_decay
         )
         self.stop = StopSignals()
-        self.logger: Any = NoLogger()
+        self.logger: Any = logger.NoLogger()
         self.first_epoch = progress.epoch  # of this process
         self.saved_at = time.monotonic()
         self.start_clock()
@@ -229,7 +216,7 @@ class Run:
     def open_logger(self, log_dir: Path) -> None:
         """Opens the logs, and drops what was logged after the checkpoint."""
         vocoder = open_vocoder(self.hparams, device="cpu")  # a GPU's memory is for training
-        self.logger = RunLogger(
+        self.logger = logger.RunLogger(
             self.folder, log_dir, vocoder, self.progress.step, self.progress.metrics_size
         )
         self.logger.log_settings(self.hparams)
@@ -259,7 +246,8 @@ class Run:
                 values = self.step(batch, shares[progress.batch], position)
             values["duration"] = time.perf_counter() - began_at  # seconds
             if progress.bad_steps:
-                self.report_skipped_step(batch, values)
+                clips = [self.data.train_set.clips[i] for i in batch.indices]
+                logger.report_skipped_step(self.logger, progress, values, clips, hparams)
             else:
                 self.logger.log("step", progress.epoch, progress.step, values)
             progress.add(
@@ -324,31 +312,11 @@ class Run:
             values["guided_attention_loss"] = loss.guided_attention.item()
         return distributed.mean(values)
 
-    def report_skipped_step(self, batch: Batch, values: dict[str, float]) -> None:
-        """Logs a skipped step and names its clips.
-
-        Raises:
-            UserError: ``max_bad_steps`` were skipped in a row.
-        """
-        progress, clips = self.progress, self.data.train_set.clips
-        names = list(chain(*distributed.gathered([clips[i].location for i in batch.indices])))
-        self.logger.log_skipped_step(progress.epoch, progress.step, progress.batch, values, names)
-        problem = (
-            f"epoch {progress.epoch + 1}, batch {progress.batch + 1}: loss {values['loss']}, "
-            f"gradient {values['grad_norm']}, in {', '.join(names)}"
-        )
-        if progress.bad_steps >= self.hparams.max_bad_steps:
-            raise UserError(
-                f"{problem}; that is {progress.bad_steps} steps in a row; fix these clips, or "
-                "start another run from a checkpoint by -c with a smaller learning_rate"
-            )
-        tqdm.write(f"warning: {problem}: step skipped")
-
     def end_epoch(self) -> None:
         """Validates and speaks when due, logs the epoch, and saves when due."""
         hparams, progress, n_epochs = self.hparams, self.progress, self.progress.epoch + 1
-        scalars = epoch_scalars(progress, self.data)
-        print_epoch(n_epochs, scalars)
+        scalars = logger.epoch_scalars(progress, self.data)
+        logger.print_epoch(n_epochs, scalars)
         best_loss, validation, samples = progress.best_loss, {}, {}
         if n_epochs % hparams.epochs_per_validation == 0 or n_epochs == progress.end:
             validation, samples = self.validate()
@@ -369,17 +337,15 @@ class Run:
     def validate(self) -> tuple[dict[str, float], dict[str, Sample]]:
         """Returns the scalars and samples of a validation."""
         progress, n_epochs = self.progress, self.progress.epoch + 1
-        compute = partial(
-            validate,
-            self.model,
-            self.data.val_set,
-            self.data.val_batches,
-            self.loss_function,
-            self.stop.check,
-        )
+        data, loss_function, check_stop = self.data, self.loss_function, self.stop.check
         with memory.explained(f"epoch {n_epochs}, validation: out of memory", others_passed=True):
-            validation, samples = memory.without_graphs_if_full(compute, self.model)
-        print_validation(n_epochs, validation)
+            validation, samples = memory.without_graphs_if_full(
+                lambda: validate(
+                    self.model, data.val_set, data.val_batches, loss_function, check_stop
+                ),
+                self.model,
+            )
+        logger.print_validation(n_epochs, validation)
         warn_of_collapse(validation["diagonality"], progress.best_alignment)
         progress.best_loss = min(progress.best_loss, validation["loss"])
         progress.best_alignment = max(progress.best_alignment, validation["diagonality"])
@@ -398,21 +364,18 @@ class Run:
                 self.logger.log_speech(i, spoken.mel, spoken.alignment, step, hparams)
 
     def plan_end(self) -> bool:
-        """Plans the end of a run of so many hours, and says when training ends. Returns whether it
-        was decided just now."""
+        """Plans the end of a run that is limited by ``hours``, and says when training ends. Returns
+        whether the end was decided just now."""
         hparams, progress = self.hparams, self.progress
         clock = Clock([*progress.epoch_seconds, progress.sums["seconds"]], self.seconds)
         clock = distributed.gathered(clock)[0]  # all decide by the clock of the first
         limit_seconds, share = 3600 * hparams.hours, hparams.learning_rate_decay
         is_planned = plan_end(progress, clock, limit_seconds, share)
         if is_planned:
-            record = {"hours": hparams.hours, "epochs": progress.end}
-            self.logger.write("end", progress.epoch, progress.step, record)
-            if share and progress.falls_from == progress.end:
-                tqdm.write("note: no time was left for the learning rate to fall; set more hours")
+            self.logger.log_end(progress, hparams)
         if is_planned or progress.epoch == self.first_epoch:
             rest_seconds = limit_seconds - clock.total_seconds
-            print_end(progress.epoch + 1, progress.fall, clock.epoch_seconds, rest_seconds)
+            logger.print_end(progress.epoch + 1, progress.fall, clock.epoch_seconds, rest_seconds)
         return is_planned
 
     # What a stop leaves
@@ -429,15 +392,7 @@ class Run:
         """Saves all that is needed to continue exactly from here."""
         self.progress.seconds = self.seconds
         self.progress.metrics_size = self.logger.sync()
-        state = {
-            "version": checkpoint.VERSION,
-            "state_dict": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "progress": dataclasses.asdict(self.progress),
-            "random_states": distributed.gathered(start.random_state()),
-            "hparams": dataclasses.asdict(self.hparams),
-            "data": self.data.fingerprint,
-        }
+        state = start.state_to_save(self.model, self.optimizer, self.progress, self.data)
         self.saved_at = time.monotonic()
         return checkpoint.save(
             self.folder, self.progress.step, state, is_best, self.hparams.keep_checkpoints

@@ -147,27 +147,35 @@ def fold_weight_norm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class ResidualBlock(nn.Module):
-    """Adds to its input, once for each dilation, what two convolutions make of it: one with the
-    dilation, and one without."""
+    """Adds to its input what dilated convolutions make of it: after each of them, or, if they are
+    ``paired``, after each together with one that is not dilated."""
 
-    def __init__(self, n_channels: int, kernel_size: int, dilations: Sequence[int]) -> None:
+    def __init__(
+        self, n_channels: int, kernel_size: int, dilations: Sequence[int], paired: bool
+    ) -> None:
         super().__init__()
-        self.convs1, self.convs2 = nn.ModuleList(), nn.ModuleList()
-        for dilation in dilations:
-            dilated = nn.Conv1d(
-                n_channels, n_channels, kernel_size, dilation=dilation, padding="same"
-            )
-            self.convs1.append(dilated)
-            self.convs2.append(nn.Conv1d(n_channels, n_channels, kernel_size, padding="same"))
+
+        def layer(dilation: int) -> nn.Conv1d:
+            return nn.Conv1d(n_channels, n_channels, kernel_size, dilation=dilation, padding="same")
+
+        dilated = nn.ModuleList(layer(dilation) for dilation in dilations)
+        if paired:
+            self.convs1, self.convs2 = dilated, nn.ModuleList(layer(1) for _ in dilations)
+        else:
+            self.convs1, self.convs = None, dilated
 
     def forward(self, x: Tensor) -> Tensor:  # (B, n_channels, T)
+        if self.convs1 is None:
+            for conv in self.convs:
+                x = x + conv(F.leaky_relu(x, 0.1))
+            return x
         for dilated, conv in zip(self.convs1, self.convs2, strict=True):
             x = x + conv(F.leaky_relu(dilated(F.leaky_relu(x, 0.1)), 0.1))
         return x
 
 
 class HiFiGAN(nn.Module):
-    """The generator, V1 or V2, for inference. Its layers have the names that checkpoints have.
+    """The generator, for inference. Its layers have the names that checkpoints have.
 
     Args:
         config: the content of its config.json
@@ -175,8 +183,6 @@ class HiFiGAN(nn.Module):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        if str(config["resblock"]) != "1":
-            raise ValueError("its residual blocks are those of V3, and only V1 and V2 can be read")
         n_channels = config["upsample_initial_channel"]
         kernel_sizes = config["resblock_kernel_sizes"]
         self.hop_length, self.n_kernels = config["hop_size"], len(kernel_sizes)
@@ -190,7 +196,8 @@ class HiFiGAN(nn.Module):
             n_channels //= 2
             blocks = zip(kernel_sizes, config["resblock_dilation_sizes"], strict=True)
             for kernel_size, dilations in blocks:
-                self.resblocks.append(ResidualBlock(n_channels, kernel_size, dilations))
+                paired = str(config["resblock"]) == "1"  # V1's and V2's; V3's are not
+                self.resblocks.append(ResidualBlock(n_channels, kernel_size, dilations, paired))
         self.conv_post = nn.Conv1d(n_channels, 1, 7, padding=3)
 
     def forward(self, mel: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -70,8 +71,8 @@ def fairseq(lengths: ndarray, capacity: int, multiple: int) -> Planner:
     package = find_spec("fairseq")
     if not package:
         raise ImportError("No module named 'fairseq'")
-    folder = Path(package.submodule_search_locations[0], "data")
-    spec = spec_from_file_location("data_utils_fast", next(folder.glob("data_utils_fast*.so")))
+    library = next(Path(package.submodule_search_locations[0], "data").glob("data_utils_fast*.so"))
+    spec = spec_from_file_location("data_utils_fast", library)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
 
@@ -111,26 +112,27 @@ def print_peers(lengths: ndarray) -> None:
     """Prints a row for each sampler: means over the epochs, and the median time of a plan. The
     bound is that of DBS: BATCH_SIZE times the longest clip."""
     capacity = BATCH_SIZE * int(lengths.max())
-    planners = {
-        "RAND": (ours, "RAND", False),
-        "SSB-DBS-BR [lrf=0.1]": (ours, "SSB", True),
-        "BKT-DBS-BR [bucket_size=1024]": (ours, "BKT", True),
-        "SB-DBS-BR": (ours, "SB", True),
-        "Hugging Face, LengthGroupedSampler": (transformers,),
-        "lhotse, DynamicBucketingSampler [num_buckets=10]": (lhotse, capacity, 10),
-        "lhotse, DynamicBucketingSampler [num_buckets=30]": (lhotse, capacity, 30),
-        "SpeechBrain, DynamicBatchSampler [num_buckets=10]": (speechbrain, capacity, 10),
-        "SpeechBrain, DynamicBatchSampler [num_buckets=60]": (speechbrain, capacity, 60),
-        "SpeechBrain, DynamicBatchSampler [num_buckets=100]": (speechbrain, capacity, 100),
-        "fairseq, batch_by_size [required_batch_size_multiple=1]": (fairseq, capacity, 1),
-        "fairseq, batch_by_size [required_batch_size_multiple=8]": (fairseq, capacity, 8),
-        "ESPnet, NumElementsBatchSampler": (espnet, capacity),
+    planners = {  # each is made when its row is printed, since its package may be missing
+        "RAND": partial(ours, lengths, "RAND", False),
+        "SSB-DBS-BR [lrf=0.1]": partial(ours, lengths, "SSB", True),
+        "BKT-DBS-BR [bucket_size=1024]": partial(ours, lengths, "BKT", True),
+        "SB-DBS-BR": partial(ours, lengths, "SB", True),
+        "Hugging Face, LengthGroupedSampler": partial(transformers, lengths),
+        "lhotse, DynamicBucketingSampler [num_buckets=10]": partial(lhotse, lengths, capacity, 10),
+        "lhotse, DynamicBucketingSampler [num_buckets=30]": partial(lhotse, lengths, capacity, 30),
     }
+    for n_buckets in (10, 60, 100):
+        name = f"SpeechBrain, DynamicBatchSampler [num_buckets={n_buckets}]"
+        planners[name] = partial(speechbrain, lengths, capacity, n_buckets)
+    for multiple in (1, 8):
+        name = f"fairseq, batch_by_size [required_batch_size_multiple={multiple}]"
+        planners[name] = partial(fairseq, lengths, capacity, multiple)
+    planners["ESPnet, NumElementsBatchSampler"] = partial(espnet, lengths, capacity)
     print("\n| Sampler | Batches | ZPR % | Decoder steps | Largest batch / bound | Plan (ms) |")
     print("|---|---:|---:|---:|---:|---:|")
-    for name, (make, *options) in planners.items():
+    for name, make_planner in planners.items():
         try:
-            plan = make(lengths, *options)
+            plan = make_planner()
         except ImportError as error:
             print(f"| {name} | left out: {error} | | | | |")
             continue
@@ -143,18 +145,13 @@ def print_peers(lengths: ndarray) -> None:
             statistics.append(batch_statistics(lengths, batches))
             padded = [lengths[batch].max() * len(batch) for batch in map(list, batches)]
             largest = max(largest, max(padded) / capacity)
-        n, zpr, steps = (
-            np.mean([getattr(s, key) for s in statistics])
-            for key in ("n_batches", "zpr", "total_length")
-        )
-        milliseconds = 1e3 * np.median(seconds)
-        row = f"{name} | {n:.0f} | {100 * zpr:.2f} | {steps:,.0f} | {largest:.3f}"
-        print(f"| {row} | {milliseconds:.0f} |")
+        mean = pd.DataFrame(statistics).mean()
+        row = f"{name} | {mean.n_batches:.0f} | {100 * mean.zpr:.2f} | {mean.total_length:,.0f}"
+        print(f"| {row} | {largest:.3f} | {1e3 * np.median(seconds):.0f} |")
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Compare the batches of an epoch of LJSpeech.")
-    parser.parse_args()
+    ArgumentParser(description="Compare the batches of an epoch of LJSpeech.").parse_args()
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}")
     lengths = pd.read_csv(LJSPEECH_LENGTHS).frames_hop276.to_numpy()  # of 12.5 ms
     print_peers(np.random.default_rng([0, 1]).choice(lengths, 10_480, replace=False))

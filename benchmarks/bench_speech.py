@@ -105,36 +105,38 @@ def dnsmos() -> Callable[[ndarray], float]:
 # What is judged
 
 
-def sounds_of_clips(models: Sequence[Tacotron2]) -> Iterator[tuple[str, HParams, Sounds]]:
-    """Yields a name, settings and the sounds for the recordings, and for the models' kinds of mels
-    through each vocoder."""
-    settings = {tuple(getattr(m.hparams, name) for name in AUDIO): m.hparams for m in models}
-    for hparams in list(settings.values())[:1]:
-        clips = load_clips(hparams.validation_files, hparams)
-        yield "recordings", hparams, ((i, read_samples(c, hparams)) for i, c in enumerate(clips))
-    for hparams in settings.values():
+def sounds_to_judge(
+    paths: Sequence[Path], models: Sequence[Tacotron2], seed: int
+) -> Iterator[tuple[str, HParams, Sounds]]:
+    """Yields a name, settings and the sounds of each row: the recordings, the models' kinds of mels
+    through each vocoder, and the models' speech."""
+    hparams = models[0].hparams
+    clips = load_clips(hparams.validation_files, hparams)
+    yield "recordings", hparams, enumerate(read_samples(clip, hparams) for clip in clips)
+    kinds = {}
+    for model in models:
+        kinds[tuple(getattr(model.hparams, name) for name in AUDIO)] = model.hparams
+    for hparams in kinds.values():
         clips = load_clips(hparams.validation_files, hparams)
         mels = open_mels(clips, hparams)
-        vocoders = ["griffin-lim", *([] if why_griffin_lim(hparams) else PUBLISHED)]
-        for vocoder in vocoders:
+        for vocoder in ["griffin-lim", *([] if why_griffin_lim(hparams) else PUBLISHED)]:
             speaks = open_vocoder(hparams, vocoder)
-            sounds = ((i, speaks(torch.from_numpy(mels(c)).T)) for i, c in enumerate(clips))
+            sounds = enumerate(speaks(torch.from_numpy(mels(clip)).T) for clip in clips)
             yield f"mels, hop {hparams.hop_length}: {vocoder}", hparams, sounds
+    for path, model in zip(paths, models, strict=True):
+        hparams = model.hparams
+        clips, speaks = load_clips(hparams.validation_files, hparams), open_vocoder(hparams)
+        spoken = speak(model, [clip.ids for clip in clips], seed)
+        vocoder = "griffin-lim" if why_griffin_lim(hparams) else "universal"
+        yield f"{path}: {vocoder}", hparams, ((i, speaks(speech.mel)) for i, speech in spoken)
 
 
-def sounds_of_model(model: Tacotron2, seed: int) -> tuple[str, HParams, Sounds]:
-    hparams = model.hparams
-    clips, speaks = load_clips(hparams.validation_files, hparams), open_vocoder(hparams)
-    spoken = speak(model, [clip.ids for clip in clips], seed)
-    vocoder = "griffin-lim" if why_griffin_lim(hparams) else "universal"
-    return vocoder, hparams, ((i, speaks(speech.mel)) for i, speech in spoken)
-
-
-def refuse_other_clips(paths: Sequence[Path], models: Sequence[Tacotron2]) -> list[Clip]:
+def shared_clips(paths: Sequence[Path], models: Sequence[Tacotron2]) -> list[Clip]:
     """Returns the validation clips of all models; raises :class:`UserError` if they differ."""
     lists = [load_clips(model.hparams.validation_files, model.hparams) for model in models]
-    for path, clips in zip(paths, lists, strict=True):
-        if [(c.stamp, c.text) for c in clips] != [(c.stamp, c.text) for c in lists[0]]:
+    contents = [[(clip.stamp, clip.text) for clip in clips] for clips in lists]
+    for path, content in zip(paths, contents, strict=True):
+        if content != contents[0]:
             raise UserError(f"{path}: has another validation set; name it in another call")
     return lists[0]
 
@@ -171,7 +173,7 @@ def main() -> None:
             raise UserError(f"{file}: exists already; give another -o, or remove it")
     make_folder(args.output.parent, "give another -o")
     models = [load_model(path) for path in args.checkpoints]
-    clips = refuse_other_clips(args.checkpoints, models)
+    clips = shared_clips(args.checkpoints, models)
     try:
         import jiwer
 
@@ -187,25 +189,30 @@ def main() -> None:
             samples = np.pad(samples, (0, max(0, RATE // 10 - len(samples))))  # some are empty
             heard = hear(samples)
             errors = jiwer.process_words(truth[i], heard)
-            errors = errors.substitutions + errors.deletions + errors.insertions
-            row = {"speech": name, "clip": Path(clips[i].path).stem}
-            row |= {"words": len(truth[i].split()), "errors": errors, "heard": heard}
-            rows.append(row | {"opinion": opinion(samples), "p808": p808(samples)})
+            row = {
+                "speech": name,
+                "clip": Path(clips[i].path).stem,
+                "words": len(truth[i].split()),
+                "errors": errors.substitutions + errors.deletions + errors.insertions,
+                "heard": heard,
+                "opinion": opinion(samples),
+                "p808": p808(samples),
+            }
+            rows.append(row)
         rows = pd.DataFrame(rows)
         means = summary(rows)
-        cells = [
+        cells = (
             f"{means[measure]:.{digits}f} ± {means[f'{measure}_error']:.{digits}f}"
             for measure, digits in DIGITS.items()
-        ]
+        )
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
         return rows
 
     print(f"{len(clips)} sentences, {sum(len(text.split()) for text in truth)} words\n")
     print("| | words misheard % | DistillMOS | DNSMOS P.808 |\n|---|--:|--:|--:|")
-    tables = [judged(*sounds) for sounds in sounds_of_clips(models)]
-    for path, model in zip(args.checkpoints, models, strict=True):
-        vocoder, *sounds = sounds_of_model(model, args.seed)
-        tables.append(judged(f"{path}: {vocoder}", *sounds))
+    tables = []
+    for name, hparams, sounds in sounds_to_judge(args.checkpoints, models, args.seed):
+        tables.append(judged(name, hparams, sounds))
     table = [{"speech": rows.speech.iloc[0], **summary(rows)} for rows in tables]
     pd.DataFrame(table).to_csv(files[0], index=False, float_format="%.4g")
     pd.concat(tables).to_csv(files[1], index=False)

@@ -28,12 +28,13 @@ import resource
 import sys
 import time
 from argparse import Namespace, RawDescriptionHelpFormatter
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -46,7 +47,7 @@ from batching import plan_batches
 from cli import ArgumentParser, UserError, exit_on_user_error, positive
 from data_utils import Batch, Item, collate
 from decoder import graphs
-from hparams import HParams, create_hparams
+from hparams import HParams, create_hparams, format_overrides
 from layers import length_mask
 from loss_function import Tacotron2Loss
 from model import Output, Tacotron2
@@ -59,16 +60,9 @@ from training.device import (
 )
 
 Shape = tuple[list[int], list[int]]  # characters and frames of each clip of a batch
-Step = tuple[float, float, float, float, float, float]  # see Trainer.step
 N_CLIPS = 10_480  # LJSpeech's training clips in the paper
 ROOT = Path(__file__).resolve().parent.parent
 BATCHINGS = list(pd.read_csv(ROOT / "scripts" / "paper_table2.csv").batching)
-OPTIONS = {  # of an implementation
-    "tf32": "precision=tf32",
-    "bf16": "precision=bf16",
-    "2": "n_frames_per_step=2",
-    "3": "n_frames_per_step=3",
-}
 SHAPES_HEADER = """
 | batches | | forward s | backward s | both s | times as fast | peak | of the first | reserved |
 |---|---|--:|--:|--:|--:|--:|--:|--:|"""
@@ -102,6 +96,17 @@ class NvidiaModel(nn.Module):
         return Output(*(output.float() for output in outputs))
 
 
+class StepCost(NamedTuple):
+    """What a training step cost. Times are in seconds, memory is in GiB."""
+
+    forward: float
+    backward: float
+    both: float
+    processor: float  # its time for both
+    peak: float  # of the steps so far, beyond what the model took before them
+    reserved: float  # what a GPU has reserved at its peak: for CUDA graphs too
+
+
 class Trainer:
     """Takes training steps on noise, with clipping and Adam if ``update``."""
 
@@ -121,11 +126,8 @@ class Trainer:
         self.optimizer = torch.optim.Adam(self.model.parameters()) if update else None
         self.memory = peak_memory(self.device)
 
-    def step(self, shape: Shape) -> Step:
-        """Returns the seconds of forward, backward and both, the processor's seconds of both, the
-        peak in GiB of the steps so far, beyond what the model took before them, and what a GPU has
-        reserved at its peak: for CUDA graphs too."""
-        batch = noise_batch(self.hparams, *shape).to(self.device)
+    def step(self, shape: Shape) -> StepCost:
+        batch = noise_batch(self.hparams, shape).to(self.device)
         self.model.zero_grad()
         start, processor = self._now(), time.process_time()
         loss = self.loss_function(self.model(batch), batch).objective
@@ -138,7 +140,7 @@ class Trainer:
         processor = time.process_time() - processor
         peak = peak_memory(self.device) - self.memory
         reserved = torch.cuda.max_memory_reserved() / 2**30 if self.device.type == "cuda" else 0
-        return middle - start, end - middle, end - start, processor, peak, reserved
+        return StepCost(middle - start, end - middle, end - start, processor, peak, reserved)
 
     def _now(self) -> float:
         synchronize(self.device)
@@ -148,15 +150,17 @@ class Trainer:
 def settings(implementation: str, overrides: str) -> HParams:
     decoder, *options = implementation.split("+")
     decoder = {"nvidia": "reference", "eager": "scan"}.get(decoder, decoder)
-    changes = "".join(f",{OPTIONS[option]}" for option in options)
-    return create_hparams(f"{overrides},decoder={decoder}{changes}")
+    changes = {"decoder": decoder}
+    for option in options:
+        changes["n_frames_per_step" if option.isdigit() else "precision"] = option
+    return create_hparams(f"{overrides},{format_overrides(changes)}")
 
 
-def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int]) -> Batch:
-    """Returns clips of random ids and mels of the given lengths."""
+def noise_batch(hparams: HParams, shape: Shape) -> Batch:
+    """Returns clips of random ids and mels of these lengths."""
     generator = torch.Generator().manual_seed(0)
     items = []
-    for T_in, T_out in zip(text_lengths, mel_lengths, strict=True):
+    for T_in, T_out in zip(*shape, strict=True):
         ids = torch.randint(1, hparams.n_symbols, (T_in,), generator=generator)
         mel = torch.randn(T_out, hparams.n_mel_channels, generator=generator)
         items.append(Item(len(items), ids, mel))
@@ -166,22 +170,18 @@ def noise_batch(hparams: HParams, text_lengths: list[int], mel_lengths: list[int
 # Processes
 
 
-def free_memory() -> float:
-    """Returns the memory in GiB that a new process could use on this computer."""
-    meminfo = Path("/proc/meminfo").read_text()
-    return int(re.search(r"MemAvailable: *(\d+) kB", meminfo)[1]) / 2**20
-
-
-def _start(*options: str | bool) -> None:
+def _start(implementation: str, overrides: str, update: bool, nvidia: str) -> None:
     global trainer
     if not torch.cuda.is_available() and sys.platform == "linux":
         # So that this process gets an error, rather than Linux killing some other one.
-        limit = int(0.9 * free_memory() * 2**30)
+        meminfo = Path("/proc/meminfo").read_text()
+        available = 1024 * int(re.search(r"MemAvailable: *(\d+) kB", meminfo)[1])  # bytes
+        limit = int(0.9 * available)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    trainer = Trainer(*options)
+    trainer = Trainer(implementation, overrides, update, nvidia)
 
 
-def _step(shape: Shape) -> Step:
+def _step(shape: Shape) -> StepCost:
     try:
         return trainer.step(shape)
     except (RuntimeError, MemoryError) as error:
@@ -196,13 +196,13 @@ def processes(args: Namespace, first: Shape) -> Iterator[dict[str, ProcessPoolEx
     with ExitStack() as stack:
         pools, context = {}, multiprocessing.get_context("spawn")
         for name in args.implementations:
-            options = name, args.hparams, args.epoch, args.nvidia
-            pools[name] = stack.enter_context(ProcessPoolExecutor(1, context, _start, options))
+            start = partial(_start, name, args.hparams, args.epoch, args.nvidia)
+            pools[name] = stack.enter_context(ProcessPoolExecutor(1, context, start))
             take_step(pools[name], first)
         yield pools
 
 
-def take_step(pool: ProcessPoolExecutor, shape: Shape) -> Step | None:
+def take_step(pool: ProcessPoolExecutor, shape: Shape) -> StepCost | None:
     """Takes a step. Returns None from the first on that does not fit the memory."""
     try:
         return pool.submit(_step, shape).result()
@@ -226,15 +226,17 @@ def bench_shapes(args: Namespace) -> None:
                 for name, pool in pools.items():
                     steps[name].append(take_step(pool, shape))
             base = None
-            for name, taken in steps.items():
-                if None in taken:
+            for name, costs in steps.items():
+                if None in costs:
                     print(f"| {B} x {T} | {name} | out of memory |")
                     continue
-                forward, backward, both, _, peak, reserved = np.median(taken[1:], axis=0)
-                base = base or (both, peak)
-                times = f"{forward:.3f} | {backward:.3f} | {both:.3f} | {base[0] / both:.2f}x"
-                memory = f"{peak:.2f} GiB | " + (f"{peak / base[1]:.2f}x" if base[1] else "")
-                memory += f" | {reserved:.2f} GiB" if reserved else " |"
+                cost = StepCost(*np.median(costs[1:], axis=0))
+                base = base or cost
+                times = f"{cost.forward:.3f} | {cost.backward:.3f} | {cost.both:.3f}"
+                times += f" | {base.both / cost.both:.2f}x"
+                memory = f"{cost.peak:.2f} GiB | "
+                memory += f"{cost.peak / base.peak:.2f}x" if base.peak else ""
+                memory += f" | {cost.reserved:.2f} GiB" if cost.reserved else " |"
                 print(f"| {B} x {T} | {name} | {times} | {memory} |")
 
 
@@ -243,9 +245,9 @@ def epoch_shapes(
 ) -> tuple[list[Shape], float]:
     """Returns the batches of an epoch of clips of these lengths, or ``n_batches`` of all sizes,
     and their share of its padded frames."""
-    strategy, *options = batching.split("-")
-    operations = {"dynamic_batch_size": "DBS" in options, "batch_randomization": "BR" in options}
-    plan = plan_batches(frames, strategy, HParams.batch_size, **operations, epoch=epoch)
+    strategy, *operations = batching.split("-")
+    dynamic, shuffled = "DBS" in operations, "BR" in operations
+    plan = plan_batches(frames, strategy, HParams.batch_size, dynamic, shuffled, epoch=epoch)
     shapes = [(characters[batch].tolist(), frames[batch].tolist()) for batch in plan]
     padded = np.array([len(frames) * max(frames) for _, frames in shapes])
     # Spread evenly from the smallest batch to the largest; walked in the epoch's order.
@@ -265,29 +267,30 @@ def bench_epoch(args: Namespace) -> None:
     minutes = {label: [] for label in labels}  # by round: of the wall clock, of the processor
     with processes(args, ([99] * 16, [400] * 16)) as pools:
         for i in range(args.rounds):
-            turns = deque(labels)
-            turns.rotate(-i)
-            epochs = {b: epoch_shapes(characters, frames, b, i, args.batches) for b, _ in labels}
+            turn = i % len(labels)
+            epochs = {}
+            for batching in args.batchings:
+                epochs[batching] = epoch_shapes(characters, frames, batching, i, args.batches)
             steps = {label: [] for label in labels}
             for j in range(max(len(shapes) for shapes, _ in epochs.values())):
-                for batching, name in turns:
+                for batching, name in labels[turn:] + labels[:turn]:
                     shapes = epochs[batching][0]
                     if j < len(shapes):
                         if torch.cuda.is_available():  # graphs are captured, and libraries choose
                             take_step(pools[name], shapes[j])
                         steps[batching, name].append(take_step(pools[name], shapes[j]))
-            for label, taken in steps.items():
-                failed = None in taken
-                total = [np.nan] * 2 if failed else np.sum(taken, axis=0)[2:4]
-                minutes[label].append(np.array(total) / epochs[label[0]][1] / 60)
+            for (batching, name), costs in steps.items():
+                seconds = np.full(2, np.nan)
+                if None not in costs:
+                    seconds = np.sum([(cost.both, cost.processor) for cost in costs], axis=0)
+                minutes[batching, name].append(seconds / epochs[batching][1] / 60)
             print(f"round {i + 1} of {args.rounds} is done", file=sys.stderr, flush=True)
     print(EPOCH_HEADER)
     for (batching, name), times in minutes.items():
         first = np.array(minutes[args.batchings[0], name])
         mean, base = np.mean(times, axis=0), np.mean(minutes[labels[0]], axis=0)
-        saved = 100 * (1 - np.array(times) / first)
-        error = saved.std(0, ddof=1) / len(times) ** 0.5 if len(times) > 1 else [np.nan] * 2
-        wall, processor = (f"{s:.2f} ± {e:.2f}" for s, e in zip(saved.mean(0), error, strict=True))
+        saved = pd.DataFrame(100 * (1 - np.array(times) / first))
+        wall, processor = (f"{saved[i].mean():.2f} ± {saved[i].sem():.2f}" for i in range(2))
         row = f"{mean[0]:.2f} | {base[0] / mean[0]:.2f}x | {wall} | {mean[1]:.2f} | {processor}"
         print(f"| {batching} | {name} | {row} |")
 
@@ -295,23 +298,23 @@ def bench_epoch(args: Namespace) -> None:
 def main() -> None:
     cuda = torch.cuda.is_available()
     names = ["nvidia", "reference", "scan", *["eager"] * cuda]
-    precisions, n_frames = ("", "+tf32", "+bf16"), ("", "+2", "+3")
-    choices = [*map("".join, product(names, precisions, n_frames))]
-    choices = [name for name in choices if not re.fullmatch(r"nvidia.*\+\d", name)]
+    options = map("".join, product(names, ("", "+tf32", "+bf16"), ("", "+2", "+3")))
+    implementations = [name for name in options if not re.fullmatch(r"nvidia.*\+\d", name)]
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--batch_sizes", type=positive, nargs="+", default=[16, 32, 64, 98], metavar="B")
     add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
-    named = {"choices": choices, "help": "default: each without options"}
-    add("--implementations", nargs="+", metavar="NAME", **named)
+    default = "default: each without options"
+    add("--implementations", nargs="+", choices=implementations, metavar="NAME", help=default)
     add("--nvidia", default="", metavar="DIR", help="a clone of github.com/NVIDIA/tacotron2")
-    rounds = {"default": 20 if cuda else 3, "help": "timed steps, or epochs (%(default)s)"}
-    add("--rounds", type=positive, **rounds)
+    rounds = "timed steps, or epochs (%(default)s)"
+    add("--rounds", type=positive, default=20 if cuda else 3, help=rounds)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the model")
     add("--epoch", action="store_true", help="time an epoch of LJSpeech")
-    batchings = {"choices": [*BATCHINGS, "all"], "default": ["RAND", "SSB-DBS-BR"]}
-    batchings |= {"help": f"of --epoch: all, or some of {', '.join(BATCHINGS)}"}
-    add("--batchings", nargs="+", metavar="NAME", **batchings)
+    compared = ["RAND", "SSB-DBS-BR"]
+    batchings = f"of --epoch: all, or some of {', '.join(BATCHINGS)}"
+    choices = [*BATCHINGS, "all"]
+    add("--batchings", nargs="+", choices=choices, default=compared, metavar="NAME", help=batchings)
     add("--batches", type=positive, metavar="N", help="of --epoch: time only N, of all sizes")
     args = parser.parse_args()
     args.batchings = BATCHINGS if "all" in args.batchings else [*dict.fromkeys(args.batchings)]

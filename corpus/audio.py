@@ -48,12 +48,13 @@ def check_wav(path: str, hparams: HParams) -> tuple[int, Stamp]:
     shortest = max(hparams.win_length, hparams.filter_length // 2 + 1)
     if header.samplerate != hparams.sampling_rate:
         changes = audio_settings(header.samplerate).items()
-        settings = format_overrides({k: v for k, v in changes if v != getattr(hparams, k)})
-        fix = f"resample it to {hparams.sampling_rate} Hz ({CONVERT}), or set {settings}"
+        changes = {name: value for name, value in changes if value != getattr(hparams, name)}
+        fix = f"resample it to {hparams.sampling_rate} Hz ({CONVERT})"
+        fix += f", or set {format_overrides(changes)}"
         raise ClipError("rate", f"{path}: sampling rate {header.samplerate} Hz; {fix}")
     if header.channels != 1:
-        problem = f"{header.channels} channels; mix it down to mono ({CONVERT})"
-        raise ClipError("channels", f"{path}: {problem}")
+        fix = f"mix it down to mono ({CONVERT})"
+        raise ClipError("channels", f"{path}: {header.channels} channels; {fix}")
     if header.format not in ("WAV", "WAVEX", "FLAC"):  # in others a cut may go unnoticed
         problem = f"is {header.format}; convert it to wav or flac ({CONVERT})"
         raise ClipError("format", f"{path}: {problem}")
@@ -71,11 +72,11 @@ def check_header(path: str) -> tuple[Any, Stamp]:
         header = soundfile.info(path)
         promised, present = _data_bytes(path)
     except OSError:
-        problem = "no such file; fix its line, or set data_dir"
-        raise ClipError("missing", f"{path}: {problem}") from None
+        message = f"{path}: no such file; fix its line, or set data_dir"
+        raise ClipError("missing", message) from None
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a .raw file
-        problem = f"not a readable sound file ({error}); replace it"
-        raise ClipError("unreadable", f"{path}: {problem}") from None
+        message = f"{path}: not a readable sound file ({error}); replace it"
+        raise ClipError("unreadable", message) from None
     if promised > present:  # libsndfile reads what is there
         counts = f"its header says {promised:,} bytes of samples, but it has {present:,}"
         fix = "copy or convert it again, or remove the line"

@@ -19,7 +19,7 @@ from hparams import HParams
 from text import alphabet, clean_text, text_to_sequence, unknown_characters
 
 MAX_LISTED = 10  # problems of a kind that a report lists
-SILENCE = 1e-3  # peak, -60 dB of full scale: a clip that stays below it has no speech
+SILENT_PEAK = 1e-3  # -60 dB of full scale: a clip that stays below it has no speech
 
 
 class Line(NamedTuple):
@@ -145,7 +145,8 @@ def data_folders(filelists: str, hparams: HParams) -> list[str]:
     for folder in folders:
         if not os.path.isdir(folder or "."):
             fix = "use the corpus's folder (scripts/prepare_ljspeech.py downloads LJSpeech)"
-            raise UserError(f"{setting}: no such folder{f' {folder}' * (len(folders) > 1)}; {fix}")
+            name = f" {folder}" if len(folders) > 1 else ""
+            raise UserError(f"{setting}: no such folder{name}; {fix}")
     if len(folders) not in (1, n_lists):
         fix = "give one for all, or as many as training_files and validation_files each have lists"
         raise UserError(f"{setting}: {len(folders)} folders; {fix}")
@@ -246,12 +247,11 @@ def check_training_text(text: str, hparams: HParams) -> list[int]:
     too many, or for what :func:`check_text` finds."""
     ids = check_text(text, hparams)
     if len(ids) < 2:  # batch norm needs two values for a variance
-        problem = f"text '{text}' is one symbol; training needs two or more"
-        raise ClipError("short text", problem)
-    if len(ids) > (longest := hparams.max_text_length):
+        raise ClipError("short text", f"text '{text}' is one symbol; training needs two or more")
+    if len(ids) > hparams.max_text_length:
+        problem = f"text of {len(ids)} symbols, above max_text_length={hparams.max_text_length}"
         fix = "split the clip, remove its line, or raise the setting"
-        problem = f"text of {len(ids)} symbols, above max_text_length={longest}; {fix}"
-        raise ClipError("long text", problem)
+        raise ClipError("long text", f"{problem}; {fix}")
     return ids
 
 
@@ -305,7 +305,10 @@ def _report_letters_in_ascii(texts: Sequence[tuple[str, str]], hparams: HParams)
             locations.append(location)
     if not locations:
         return
-    changes = [f"{a!r} is read as {b!r}" for a, b in cleaned.items() if b and b.isascii()]
+    changes = []
+    for letter, reading in cleaned.items():
+        if reading and reading.isascii():
+            changes.append(f"{letter!r} is read as {reading!r}")
     more = f" and {len(changes) - 5:,} more letters so" if len(changes) > 5 else ""
     changed = f"{', '.join(changes[:5])}{more} (in {counted(len(locations), 'text')})"
     fix = "for another language, prepare the corpus with --text_cleaners basic_cleaners"
@@ -340,7 +343,7 @@ def read_samples(clip: Clip, hparams: HParams) -> np.ndarray:
         kind, problem = "not finite", "has samples that are not finite; replace it"
     elif peak > 1:
         kind, problem = "loud", f"has a sample of {peak:g}, beyond [-1, 1]; scale it down"
-    elif peak - abs(float(samples.mean())) < SILENCE:  # a constant is silent too
+    elif peak - abs(float(samples.mean())) < SILENT_PEAK:  # a constant is silent too
         kind, problem = "silent", f"is silent (peak {peak:g}); remove its line"
     else:
         return samples

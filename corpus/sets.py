@@ -11,6 +11,7 @@ from corpus.clips import (
     check_samples,
     padded_frames,
     read_clips,
+    read_lines,
     refuse,
     report_unknown_characters,
 )
@@ -29,7 +30,7 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
             line. With ``on_bad_clip=skip`` bad clips are printed and left out, unless they are more
             than 1 % of a set.
     """
-    _refuse_repeated_lists(hparams)
+    _check_lists(hparams)
     locations = {}
     # Validation first, so that a clip in both sets is a problem of the training set.
     val, val_problems = read_clips(hparams.validation_files, hparams, locations)
@@ -37,10 +38,9 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     problems = train_problems + val_problems
     if not (train or val) and all(problem.kind == "missing" for problem in problems):
         lists = f"{hparams.validation_files} and {hparams.training_files}"
-        raise UserError(
-            f"setting data_dir={hparams.data_dir}: has none of the clips that {lists} list; use "
-            "the folder that their paths start from"
-        )
+        problem = f"has none of the clips that {lists} list"
+        fix = "use the folder that their paths start from"
+        raise UserError(f"setting data_dir={hparams.data_dir}: {problem}; {fix}")
     report_unknown_characters(((clip.location, clip.text) for clip in train + val), hparams)
 
     train_problems += _too_long(train, hparams) + check_samples(_unread(train, hparams), hparams)
@@ -53,15 +53,22 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     return train, val
 
 
-def _refuse_repeated_lists(hparams: HParams) -> None:
+def _check_lists(hparams: HParams) -> None:
+    """Raises :class:`UserError` for filelists that cannot be read, or are named twice."""
     settings = hparams.training_files, hparams.validation_files
-    seen = set()
+    seen, unreadable = set(), []
     for name in "+".join(settings).split("+"):
         path = os.path.realpath(name.strip())
         if path in seen:
             problem = f"is named twice in {' and '.join(settings)}; use every clip once"
             raise UserError(f"filelist '{name.strip()}': {problem}")
         seen.add(path)
+        try:
+            read_lines(name.strip())
+        except UserError as error:
+            unreadable.append(str(error))
+    if unreadable:
+        raise UserError("\n".join(unreadable))
 
 
 def _unread(clips: Sequence[Clip], hparams: HParams) -> Sequence[Clip]:
@@ -114,25 +121,17 @@ def _too_long(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
     if not too_long:
         return []
     too_long.sort(key=lambda clip: clip.n_frames, reverse=True)
-    fix = f"set {_capacity_for(too_long[0], hparams)} or more, or remove the line"
+    n_frames = padded_frames(too_long[0], hparams)
+    setting = f"batch_capacity={n_frames}"
+    if hparams.batch_capacity_seconds:
+        seconds = n_frames * hparams.hop_length / hparams.sampling_rate
+        setting = f"batch_capacity_seconds={math.ceil(seconds * 100) / 100}"
+    fix = f"set {setting} or more, or remove the line"
     reported = too_long if hparams.on_bad_clip == "skip" else too_long[:1]
     if n_more := len(too_long) - len(reported):
         fix += f"s of it and {counted(n_more, 'more clip')}"
-    return [
-        Problem(
-            clip.location,
-            "long",
-            f"{clip.path} has {padded_frames(clip, hparams)} frames, above the batch capacity of "
-            f"{capacity}; {fix}",
-        )
-        for clip in reported
-    ]
-
-
-def _capacity_for(clip: Clip, hparams: HParams) -> str:
-    """Returns the least setting of the batch capacity with which the clip fits in a batch."""
-    n_frames = padded_frames(clip, hparams)
-    if not hparams.batch_capacity_seconds:
-        return f"batch_capacity={n_frames}"
-    seconds = n_frames * hparams.hop_length / hparams.sampling_rate
-    return f"batch_capacity_seconds={math.ceil(seconds * 100) / 100}"
+    problems = []
+    for clip in reported:
+        limit = f"has {padded_frames(clip, hparams)} frames, above the batch capacity of {capacity}"
+        problems.append(Problem(clip.location, "long", f"{clip.path} {limit}; {fix}"))
+    return problems

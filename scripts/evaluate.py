@@ -69,15 +69,15 @@ def open_checkpoint(
     hparams = model.hparams
     clips = load_clips(hparams.validation_files, hparams)[:n_clips]
     longest = max(clips, key=lambda clip: clip.n_frames)
-    n_frames_per_step = hparams.n_frames_per_step
-    limit = n_frames_per_step * model.max_decoder_steps
+    limit = hparams.n_frames_per_step * model.max_decoder_steps
     if longest.n_frames >= limit:
-        enough = 3 * longest.n_frames // (2 * n_frames_per_step) + 1
+        enough = 3 * longest.n_frames // (2 * hparams.n_frames_per_step) + 1
         raise UserError(
             f"{longest.location}: has {longest.n_frames} frames, and speech is cut off after "
             f"{limit}; give --hparams max_decoder_steps={enough}"
         )
-    return Opened(path, model, MelDataset(clips, open_mels(clips, hparams), n_frames_per_step))
+    dataset = MelDataset(clips, open_mels(clips, hparams), hparams.n_frames_per_step)
+    return Opened(path, model, dataset)
 
 
 def check_comparable(first: Opened, other: Opened) -> None:
@@ -89,19 +89,14 @@ def check_comparable(first: Opened, other: Opened) -> None:
     if changed:
         settings = format_overrides({name: values[name] for name in changed})
         first_settings = format_overrides({name: first_values[name] for name in changed})
-        fix = "evaluate them apart"
-        if changed == ["batch_size"]:
-            fix = f"give --hparams {first_settings}"
-        raise UserError(
-            f"{other.path}: has {settings}, and {first.path} has {first_settings}, so their "
-            f"losses cannot be compared; {fix}"
-        )
-    clips, first_clips = other.dataset.clips, first.dataset.clips
-    if [(c.stamp, c.text) for c in clips] != [(c.stamp, c.text) for c in first_clips]:
-        raise UserError(
-            f"{other.path}: has another validation set than {first.path}, so they cannot be "
-            "compared; give --filelist"
-        )
+        only_batches = changed == ["batch_size"]
+        fix = f"give --hparams {first_settings}" if only_batches else "evaluate them apart"
+        problem = f"has {settings}, and {first.path} has {first_settings}"
+        raise UserError(f"{other.path}: {problem}, so their losses cannot be compared; {fix}")
+    contents = [(clip.stamp, clip.text) for clip in other.dataset.clips]
+    if contents != [(clip.stamp, clip.text) for clip in first.dataset.clips]:
+        problem = f"has another validation set than {first.path}, so they cannot be compared"
+        raise UserError(f"{other.path}: {problem}; give --filelist")
 
 
 def evaluate_clips(model: Tacotron2, dataset: MelDataset, seed: int) -> pd.DataFrame:

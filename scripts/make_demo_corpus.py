@@ -38,8 +38,8 @@ LENGTHS = Path(__file__).resolve().parent.parent / "filelists/ljspeech_lengths.c
 ENGINE = "espeakng-loader==0.2.4"
 SAMPLING_RATE = 22050  # Hz, espeak-ng's own
 WORDS_PER_MINUTE = 145  # 15 characters a second, as LJSpeech's speaker reads
-PADDING = 0.04  # seconds of noise before and after the speech
-SILENCE = 16  # 16-bit steps; anything quieter is cut off at both ends
+MARGIN = 0.04  # seconds of noise before and after the speech
+QUIET = 16  # 16-bit steps; samples up to this are cut off at both ends
 
 # {name} stands for a random word of that list.
 PATTERNS = (
@@ -149,7 +149,7 @@ class Engine:
         size = ctypes.c_size_t(len(text) + 1)
         self._library.espeak_Synth(text, size, 0, 1, 0, 1, None, None)  # last 1: UTF-8
         samples = np.frombuffer(b"".join(self._buffers), dtype=np.int16)
-        loud = np.flatnonzero(np.abs(samples.astype(int)) > SILENCE)
+        loud = np.flatnonzero(np.abs(samples.astype(int)) > QUIET)
         return samples[loud[0] : loud[-1] + 1]
 
 
@@ -164,11 +164,11 @@ def draw_seconds(n_clips: int, scale: float) -> np.ndarray:
 def make_clip(engine: Engine, wav: Path, seconds: float) -> str:
     """Makes a clip of about ``seconds``, and returns its text."""
     rng = random.Random(wav.stem)
-    wanted = seconds - 2 * PADDING
+    wanted = seconds - 2 * MARGIN
     text = compose(wanted, rng)
     pace = len(engine.say(text, WORDS_PER_MINUTE)) / SAMPLING_RATE / wanted
     speech = engine.say(text, round(WORDS_PER_MINUTE * min(max(pace, 0.85), 1.2)))
-    start = round(PADDING * SAMPLING_RATE)
+    start = round(MARGIN * SAMPLING_RATE)
     # Faint noise everywhere: digital silence has no logarithm.
     noise = np.random.default_rng(rng.getrandbits(64))
     samples = noise.integers(-2, 3, len(speech) + 2 * start)

@@ -24,20 +24,18 @@ from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from batching import STRATEGIES, BatchStatistics, batch_statistics, plan_batches
+from batching import STRATEGIES, batch_statistics, plan_batches
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, positive
 from corpus.clips import load_clips, read_lines
 from hparams import HParams, create_hparams
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN_SIZE = 10_480  # clips in the paper's training set, of LJSpeech's 13,100
-PARAMETERS = {"SSB": "lrf", "BKT": "bucket_size", "ATS": "n_bins"}  # that Figure 2 draws
 PAPER = pd.read_csv(ROOT / "scripts" / "paper_table2.csv", index_col="batching")
 # Okabe and Ito's colours, which do not rely on telling red from green.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-PADDING = {"facecolor": "#ececec", "edgecolor": "#a8a8a8", "hatch": "////", "linewidth": 0}
+PADDING_STYLE = {"facecolor": "#ececec", "edgecolor": "#a8a8a8", "hatch": "////", "linewidth": 0}
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-LEGEND = {"loc": "lower right", "bbox_to_anchor": (1, 1.095), "frameon": False, "borderpad": 0}
 
 
 # Lengths
@@ -82,16 +80,14 @@ def read_lengths(path: Path, hparams: HParams) -> ndarray:
 
 def mean_statistics(
     samples: list[ndarray], strategy: str, **settings: object
-) -> tuple[BatchStatistics, BatchStatistics]:
+) -> tuple[pd.Series, pd.Series]:
     """Returns mean and standard deviation over plans of the samples, each with its own seed."""
     statistics = []
     for seed, lengths in enumerate(samples):
         plan = plan_batches(lengths, strategy, seed=seed, **settings)
         statistics.append(batch_statistics(lengths, plan))
-    return (
-        BatchStatistics(*np.mean(statistics, axis=0)),
-        BatchStatistics(*np.std(statistics, axis=0, ddof=1)),
-    )
+    table = pd.DataFrame(statistics)
+    return table.mean(), table.std()
 
 
 def table(samples: list[ndarray], settings: dict[str, float], paper: bool) -> list[str]:
@@ -158,13 +154,16 @@ def draw_batches(
         longest = np.concatenate([[lengths[batch].max()] * len(batch) for batch in plan])
         colours = [COLOURS[j % len(COLOURS)] for j, batch in enumerate(plan) for _ in batch]
         ax.bar(x, heights, 0.86, color=colours)
-        ax.bar(x, longest - heights, 1, bottom=heights, **PADDING)
+        ax.bar(x, longest - heights, 1, bottom=heights, **PADDING_STYLE)
         epoch = batch_statistics(lengths, plan)
         text = f"ZPR {epoch.zpr:.1%}, ABL {epoch.abl:.0f}, {epoch.n_batches} batches"
         ax.annotate(text, (0, 1), (0, 5), "axes fraction", "offset points", fontsize=9)
         ax.set_title(method, loc="left", fontweight="bold", fontsize=10, pad=18)
         ax.set(xlim=(0, n), xticks=range(0, n + 1, 8))
-    axes[0, 0].legend([Patch(**PADDING)], ["padding"], **LEGEND)
+    padding = Patch(**PADDING_STYLE, label="padding")
+    axes[0, 0].legend(
+        handles=[padding], loc="lower right", bbox_to_anchor=(1, 1.095), frameon=False, borderpad=0
+    )
     for ax in axes[:, 0]:
         ax.set_ylabel("length (frames)")
     for ax in axes[-1]:
@@ -179,22 +178,22 @@ def draw_parameters(samples: list[ndarray], path: Path, settings: dict[str, floa
     n = len(lengths)
     bucket_sizes = np.geomspace(min(batch_size, n), n, 40).astype(int)
     numbers_of_bins = np.geomspace(1, max(n // batch_size, 2), 40).astype(int)
-    curves = {  # strategy: (colour, label, values of its parameter)
-        "SSB": (COLOURS[0], "local randomisation factor", np.linspace(0, 2, 41)),
-        "BKT": (COLOURS[2], "bucket size (clips)", np.unique(bucket_sizes)),
-        "ATS": (COLOURS[3], "number of bins", np.unique(numbers_of_bins)),
-    }
+    curves = [  # strategy, the name of its parameter, label, values, colour
+        ("SSB", "lrf", "local randomisation factor", np.linspace(0, 2, 41), COLOURS[0]),
+        ("BKT", "bucket_size", "bucket size (clips)", np.unique(bucket_sizes), COLOURS[2]),
+        ("ATS", "n_bins", "number of bins", np.unique(numbers_of_bins), COLOURS[3]),
+    ]
 
     def zpr_percent(strategy: str, **parameter: float) -> float:
-        fixed = {**settings, "dynamic_batch_size": False, **parameter}
-        return 100 * mean_statistics(samples[:5], strategy, **fixed)[0].zpr
+        changed = settings | parameter
+        mean, _ = mean_statistics(samples[:5], strategy, dynamic_batch_size=False, **changed)
+        return 100 * mean.zpr
 
     figure = Figure(figsize=(9, 5.6), layout="constrained")
     axes = figure.subplots(2, 3, sharey="row")
     random_zpr = zpr_percent("RAND")
-    for column, (strategy, (colour, label, values)) in enumerate(curves.items()):
-        above, below = axes[:, column]
-        name = PARAMETERS[strategy]
+    for panel, (above, below), curve in zip("abc", axes.T, curves, strict=True):
+        strategy, name, label, values, colour = curve
         points = [zpr_percent(strategy, **{name: value}) for value in values.tolist()]
         above.plot(values, points, color=colour, linewidth=2)
         above.axhline(random_zpr, color="#777777", linestyle="--", linewidth=1, label="RAND")
@@ -202,14 +201,15 @@ def draw_parameters(samples: list[ndarray], path: Path, settings: dict[str, floa
         selected = f"{settings[name]:g}: {zpr:.2f} %"
         above.plot(settings[name], zpr, "o", color="black", markersize=5, label=selected)
         above.legend(frameon=False)
-        above.set_title(f"({'abc'[column]}) {strategy}", loc="left", fontweight="bold", fontsize=10)
+        above.set_title(f"({panel}) {strategy}", loc="left", fontweight="bold", fontsize=10)
         above.set(xlabel=label, ylim=(0, 1.12 * random_zpr or 1))
         if strategy != "SSB":
             above.set_xscale("log", base=2)
             above.xaxis.set_major_formatter("{x:g}")
 
-        fixed = {**settings, "dynamic_batch_size": False, "batch_randomization": False}
-        plan = plan_batches(lengths, strategy, **fixed)
+        plan = plan_batches(
+            lengths, strategy, dynamic_batch_size=False, batch_randomization=False, **settings
+        )
         abl = batch_statistics(lengths, plan).abl
         below.plot([lengths[batch].max() for batch in plan], color=colour, linewidth=0.8)
         below.axhline(abl, color="black", linewidth=1.2)
@@ -233,19 +233,18 @@ def draw_all(samples: list[ndarray], folder: Path, settings: dict[str, float]) -
 
 
 def parse_args(argv: Sequence[str] | None) -> Namespace:
-    parser = ArgumentParser(
-        description="Print a table of what each batching strategy does with clips of any lengths, "
-        "and draw the paper's Figures 1 to 3 of them."
-    )
+    parser = ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    source = "a file of numbers, one a line (frames, or seconds, which become frames of 10 ms), or "
-    source += f"a filelist (default: {TRAIN_SIZE:,} of LJSpeech's clips, as in the paper)"
+    source = (
+        "a file of numbers, one a line (frames, or seconds, which become frames of 10 ms), or a "
+        f"filelist (default: {TRAIN_SIZE:,} of LJSpeech's clips, as in the paper)"
+    )
     add("lengths", nargs="?", type=Path, metavar="LENGTHS", help=source)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of batching, and of data")
     seeds = "random draws to average over (%(default)s)"
     add("--seeds", type=positive, default=30, metavar="N", help=seeds)
-    folder = Path("runs/batching")
-    add("--output_dir", type=Path, default=folder, metavar="DIR", help="for figures (%(default)s)")
+    folder = "for figures (%(default)s)"
+    add("--output_dir", type=Path, default="runs/batching", metavar="DIR", help=folder)
     args = parser.parse_args(argv)
     if args.seeds < 2:
         parser.error(f"--seeds {args.seeds}: use 2 or more, for their spread")

@@ -56,7 +56,7 @@ from text.cleaners import CLEANERS
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 TRAIN_SHARE = 0.8  # of the clips, as the paper's
 FOLDERS = "wavs/", "wav/", ""  # where the audio of metadata.csv is
-AUDIO = ".wav", ".flac"
+SUFFIXES = ".wav", ".flac"
 SMALL_MINUTES = 30  # with less speech, it was better to start from another voice
 MARGIN = 0.05  # seconds that trimming leaves around the speech
 
@@ -84,7 +84,7 @@ def read_table(corpus: Path) -> tuple[list[Line], list[Problem]]:
     lines, problems = [], []
     for location, line in read_lines(corpus / "metadata.csv"):
         name, *texts = line.split("|")
-        paths = [corpus / f"{folder}{name}{suffix}" for folder in FOLDERS for suffix in AUDIO]
+        paths = [corpus / f"{folder}{name}{suffix}" for folder in FOLDERS for suffix in SUFFIXES]
         inside = name and not name.startswith("/") and ".." not in name.split("/")
         path = next((path for path in paths if inside and path.is_file()), None)
         if len(texts) not in (1, 2):
@@ -105,8 +105,9 @@ def read_pairs(corpus: Path, speaker: str) -> tuple[list[Line], list[Problem]]:
     lines, problems = [], []
     for path in find_audio(corpus, files, speaker):
         name = path.stem.removesuffix("_mic1")
-        beside, mirrored = path.with_name(f"{name}.txt"), Path("txt", *path.parts[1:-1])
-        candidates = path.with_name(f"{name}.normalized.txt"), beside, mirrored / f"{name}.txt"
+        beside = path.with_name(f"{name}.txt")
+        mirrored = Path("txt", *path.parts[1:-1], f"{name}.txt")
+        candidates = path.with_name(f"{name}.normalized.txt"), beside, mirrored
         text = next((file for file in candidates if file in files), None)
         if text is None:
             message = f"{path}: has no text; write its text, this file, or remove the audio"
@@ -128,7 +129,7 @@ def read_pairs(corpus: Path, speaker: str) -> tuple[list[Line], list[Problem]]:
 def find_audio(corpus: Path, files: Iterable[Path], speaker: str) -> list[Path]:
     """Returns the wavs and flacs among ``files``, or those in folders named ``speaker``, sorted.
     Prints a note if there may be several speakers."""
-    audio = [path for path in sorted(files) if path.suffix.lower() in AUDIO]
+    audio = [path for path in sorted(files) if path.suffix.lower() in SUFFIXES]
     audio = [path for path in audio if not path.stem.endswith("_mic2")]  # VCTK's other microphone
     if speaker:
         return [path for path in audio if speaker in path.parent.parts]
@@ -147,11 +148,13 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
         with suppress(ValueError):  # check_clips reports it
             uses.update(unicodedata.normalize("NFC", clean_text(line.text, cleaners)))
     symbols = []
-    for character in sorted(uses, key=lambda c: (c == "@", c)):  # a first @ would name a file
+    for character in sorted(
+        uses, key=lambda symbol: (symbol == "@", symbol)
+    ):  # "@..." would name a file
         with suppress(ValueError):  # report_unknown_characters prints those that have no symbol
             check_alphabet(character)
             symbols.append(character)
-    rarest = [f"{c!r} {uses[c]}" for c in sorted(symbols, key=lambda c: uses[c])[:5]]
+    rarest = [f"{symbol!r} {uses[symbol]}" for symbol in sorted(symbols, key=uses.get)[:5]]
     print(f"{len(symbols)} symbols; the rarest and their uses are {', '.join(rarest)}")
     if with_digits := [line.location for line in lines if any(map(str.isdecimal, line.text))]:
         texts = counted(len(with_digits), "text")
@@ -166,21 +169,24 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
 def convert(clips: Sequence[Clip], folder: Path, corpus: Path, rate: int, trim_db: float) -> None:
     """Makes the new ``folder`` a corpus of metadata.csv and wavs/ID.wav, from the clips of
     ``corpus``."""
-    names = [Path(os.path.relpath(clip.path, corpus)).with_suffix("") for clip in clips]
-    names = [re.sub("^wavs?/", "", name.as_posix()) for name in names]
-    if repeated := [name for name, uses in Counter(names).items() if uses > 1]:
+
+    def name_of(clip: Clip) -> str:
+        path = Path(os.path.relpath(clip.path, corpus)).with_suffix("")
+        return re.sub("^wavs?/", "", path.as_posix())
+
+    uses = Counter(map(name_of, clips))
+    if repeated := [name for name in uses if uses[name] > 1]:
         raise UserError(f"{corpus}: has several clips named {repeated[0]}; rename them or keep one")
     problems = []
 
-    def convert_named(named: tuple[str, Clip]) -> float:
-        name, clip = named
+    def convert_to_folder(clip: Clip) -> float:
         with collecting(problems, clip.location):
-            return convert_clip(clip, folder / f"wavs/{name}.wav", rate, trim_db)
+            return convert_clip(clip, folder / f"wavs/{name_of(clip)}.wav", rate, trim_db)
         return 0.0
 
-    cut = in_threads(convert_named, list(zip(names, clips, strict=True)), "converting")
+    cut = in_threads(convert_to_folder, clips, "converting")
     refuse(problems)
-    rows = [f"{name}|{clip.text}" for name, clip in zip(names, clips, strict=True)]
+    rows = [f"{name_of(clip)}|{clip.text}" for clip in clips]
     write_lines(folder / "metadata.csv", rows)  # last: without it, this is no corpus
     trimmed = f", {sum(cut):,.1f} s of silence cut off" if trim_db else ""
     print(f"{folder}: {len(clips):,} clips converted{trimmed}")
@@ -272,8 +278,8 @@ def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
 def write_filelists(clips: Sequence[Clip], hparams: HParams) -> None:
     """Writes the clips' paths and texts into the two filelists that ``hparams`` name."""
     files = hparams.training_files, hparams.validation_files
-    n_takes = Counter(tuple(clip.ids) for clip in clips).values()
-    if repeated := [n for n in n_takes if n > 1]:
+    takes = Counter(tuple(clip.ids) for clip in clips)
+    if repeated := [n_takes for n_takes in takes.values() if n_takes > 1]:
         texts = counted(len(repeated), "text")
         print(f"note: {sum(repeated):,} clips are takes of {texts}; all of a text are in one list")
     for file, part in zip(files, split(clips), strict=True):
@@ -306,7 +312,8 @@ def prepare(args: argparse.Namespace) -> None:
     report_unknown_characters(((clip.location, clip.text) for clip in clips), hparams)
     if args.convert_to:
         convert(clips, args.convert_to, args.corpus, args.sampling_rate, args.trim_db)
-        clips = check_corpus(*read_table(args.convert_to), hparams)
+        lines, problems = read_table(args.convert_to)
+        clips = check_corpus(lines, problems, hparams)
     write_filelists(clips, hparams)
     if hparams.symbols:
         write_lines(symbols_file, [hparams.symbols])
@@ -338,11 +345,10 @@ def check_arguments(args: argparse.Namespace) -> None:
     if not 0 <= args.trim_db <= 120:
         raise UserError(f"--trim_db {args.trim_db}: use 0 to 120")
     folder, filelist = args.convert_to, Path(f"filelists/{args.name}_train.txt")
-    if folder is None:
+    if not folder:
         if args.trim_db:
-            raise UserError(
-                f"--trim_db {args.trim_db}: needs --convert_to, a folder for the trimmed clips"
-            )
+            fix = "needs --convert_to, a folder for the trimmed clips"
+            raise UserError(f"--trim_db {args.trim_db}: {fix}")
     elif folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: already has files; give another --convert_to, or prepare it")
     elif folder.resolve().is_relative_to(args.corpus.resolve()):

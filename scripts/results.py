@@ -35,16 +35,15 @@ STAGED = ["VL1", "VL2", "VL3", "VLavg"]
 PAPER_EPOCHS, PAPER_STAGES = 220, (100, 160, 220)
 # Quantities, our digits and the paper's.
 TABLE2 = {"zpr": (2, 2), "abl": (1, 2), "minutes": (3, 2)} | dict.fromkeys(STAGED, (3, 3))
-TABLE4 = ("SB → SSB", "SB-BR → SSB-BR", "SB-DBS → SSB-DBS")
-TABLE4 += ("SB → SB-BR", "SSB → SSB-BR", "SSB-DBS → SSB-DBS-BR")
-TABLE4 += ("SB → SB-DBS", "SSB → SSB-DBS", "SSB-BR → SSB-DBS-BR")
+TABLE4 = [("SB", "SSB"), ("SB-BR", "SSB-BR"), ("SB-DBS", "SSB-DBS")]
+TABLE4 += [("SB", "SB-BR"), ("SSB", "SSB-BR"), ("SSB-DBS", "SSB-DBS-BR")]
+TABLE4 += [("SB", "SB-DBS"), ("SSB", "SSB-DBS"), ("SSB-BR", "SSB-DBS-BR")]
 
-NAMED = ["batching_strategy", "dynamic_batch_size", "batch_randomization"]
+BATCHING = ["batching_strategy", "dynamic_batch_size", "batch_randomization"]
 # Settings that are no column: those that name the batching, and those without an effect on it, on
 # losses or on times.
-NO_COLUMN = {*NAMED, "seed", "data_dir", "training_files", "validation_files", "mel_cache_dir"}
+NO_COLUMN = {*BATCHING, "seed", "data_dir", "training_files", "validation_files", "mel_cache_dir"}
 NO_COLUMN |= {"epochs_per_checkpoint", "checkpoint_minutes", "keep_checkpoints", "check_memory"}
-CAPACITIES = ("batch_capacity", "batch_capacity_seconds")  # which only DBS reads
 CONDITIONS = ["device", "threads", "decoder", "precision", "torch"]  # that times depend on
 CLIPS = ["training_frames", "validation_frames"]  # what it was trained and validated on
 AVERAGED = ["zpr", "abl", "n_batches", "total_length"]  # over the epochs
@@ -60,11 +59,11 @@ COLUMNS = {  # of the table of all runs: quantities and digits
     "alignment": ("diagonality", 2),
     "s / epoch": ("seconds", 1),
 }
-LEAST_VALIDATIONS = 4  # smoothing three or fewer would average all of them
-LEGEND = (
+MIN_VALIDATIONS = 4  # smoothing three or fewer would average all of them
+TABLE2_NOTE = (
     "In parentheses the paper's. VL1, VL2 and VL3 are the validation losses after 100, 160 and 220 "
     "of its 220 epochs, here in proportion, averaged with their neighbours; VLavg is the mean from "
-    f"the first to the last. They need {LEAST_VALIDATIONS} validations or more."
+    f"the first to the last. They need {MIN_VALIDATIONS} validations or more."
 )
 
 
@@ -79,17 +78,20 @@ class Run(NamedTuple):
     def name(self) -> str:
         """Returns the paper's name of its batching. RAND-BR is RAND, whose batches are random
         already."""
-        strategy, dynamic, randomized = (self.settings[name] for name in NAMED)
+        strategy, dynamic, randomized = (self.settings[name] for name in BATCHING)
         name = strategy + "-DBS" * dynamic + "-BR" * randomized
         return "RAND" if name == "RAND-BR" else name
 
     def relevant_settings(self) -> dict[str, Any]:
         """Returns the settings that may be columns: those that its batching reads."""
-        strategy, dynamic, _ = (self.settings[name] for name in NAMED)
+        strategy, dynamic, _ = (self.settings[name] for name in BATCHING)
         unread = {name for other in STRATEGIES.values() for name in other.settings}
         unread -= {*STRATEGIES[strategy].settings}
-        unread |= NO_COLUMN | (set() if dynamic else {*CAPACITIES})
-        unread |= {"epochs"} if self.settings["hours"] else set()
+        unread |= NO_COLUMN
+        if not dynamic:
+            unread |= {"batch_capacity", "batch_capacity_seconds"}
+        if self.settings["hours"]:
+            unread.add("epochs")
         return {name: value for name, value in self.settings.items() if name not in unread}
 
 
@@ -98,23 +100,28 @@ class Run(NamedTuple):
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:
     """Reads all runs that are or lie in ``folders``."""
-    files = [file for folder in folders for file in sorted(folder.rglob("hparams.json"))]
+    files = []
     for folder in folders:
-        if not any(file.is_relative_to(folder) for file in files):
+        files += (found := sorted(folder.rglob("hparams.json")))
+        if not found:
             raise UserError(f"{folder}: holds no run; name the output of train.py or run_all.sh")
     return [read_run(file.parent) for file in dict.fromkeys(files)]
 
 
 def read_run(folder: Path) -> Run:
     """Reads a run's settings and records, without a last line that is still being written."""
-    file, starts, now, epochs, validations = folder / "hparams.json", [], {}, [], []
+    file = folder / "hparams.json"
+    start, starts, epochs, validations = {}, [], [], []
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-        settings = {k: str(v) if isinstance(v, list) else v for k, v in settings.items()}
-        required = {*NAMED, *AUDIO, "seed", "epochs", "epochs_per_validation", "batch_size"}
+        for name, value in settings.items():
+            if isinstance(value, list):
+                settings[name] = str(value)
+        required = {*BATCHING, *AUDIO, "seed", "epochs", "epochs_per_validation", "batch_size"}
         if missing := required - set(settings):
             raise ValueError(f"it has no {min(missing)}")
-        later = {name: v for name, v in vars(HParams()).items() if not isinstance(v, tuple)}
+        defaults = vars(HParams()).items()
+        later = {name: value for name, value in defaults if not isinstance(value, tuple)}
         settings = later | settings  # the defaults of settings that came after this run
         if settings["hours"]:
             settings["epochs"] = None  # until its end is recorded
@@ -122,11 +129,11 @@ def read_run(folder: Path) -> Run:
         lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
         for record in map(json.loads, lines):
             if record["event"] == "start":
-                now = record
+                start = record
             elif record["event"] == "end" and record["hours"] == settings["hours"]:
                 settings["epochs"] = record["epochs"]
             elif record["event"] == "epoch":
-                starts.append(now)  # a start counts if an epoch has ended since
+                starts.append(start)  # a start counts if an epoch has ended since
                 values = [record[name] for name in ("minutes", *AVERAGED)]
                 epochs.append([record["epoch"] + 1, *values])
             elif record["event"] == "validation":
@@ -135,7 +142,7 @@ def read_run(folder: Path) -> Run:
         fix = "name the output of a train.py of this version"
         raise UserError(f"{file}: cannot be read ({error!r}); {fix}") from None
     conditions = {
-        name: " and ".join(dict.fromkeys(str(start.get(name, "unknown")) for start in starts))
+        name: " and ".join(dict.fromkeys(str(facts.get(name, "unknown")) for facts in starts))
         for name in (*CONDITIONS, *CLIPS)
     }
     epochs = pd.DataFrame(epochs, columns=["epoch", "minutes", *AVERAGED])
@@ -150,7 +157,7 @@ def read_run(folder: Path) -> Run:
 def stages(epochs: Sequence[int], start: int) -> list[int]:
     """Finds VL1, VL2 and VL3 in ``epochs``: the paper's are after 100, 160, 220 of 220."""
     targets = [start + (epochs[-1] - start) * stage / PAPER_EPOCHS for stage in PAPER_STAGES]
-    return [min(range(len(epochs)), key=lambda i: abs(epochs[i] - t)) for t in targets]
+    return [min(range(len(epochs)), key=lambda i: abs(epochs[i] - target)) for target in targets]
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
@@ -161,14 +168,14 @@ def smoothed(losses: Sequence[float]) -> list[float]:
 def staged(losses: Mapping[int, float], epochs: Sequence[int], start: int) -> dict[str, float]:
     """Returns VL1, VL2, VL3 and VLavg of the losses by epoch, which end with the first that is
     missing or not finite; nan where they do not reach. Returns {} for fewer epochs than
-    LEAST_VALIDATIONS."""
-    if len(epochs) < LEAST_VALIDATIONS:
+    MIN_VALIDATIONS."""
+    if len(epochs) < MIN_VALIDATIONS:
         return {}
     known = list(takewhile(math.isfinite, (losses.get(epoch, math.nan) for epoch in epochs)))
     known += [math.nan] * (len(epochs) - len(known))
     indices = stages(epochs, start)
     values = [*(smoothed(known)[i] for i in indices), fmean(known[indices[0] :])]
-    return dict(zip(("VL1", "VL2", "VL3", "VLavg"), values, strict=True))
+    return dict(zip(STAGED, values, strict=True))
 
 
 # The comparison
@@ -191,8 +198,11 @@ def compare(runs: list[Run]) -> Comparison:
     group = keys.groupby(list(keys), observed=True, dropna=False).ngroup()  # sorted
     rows = pd.DataFrame([averages(run) for run in runs]).reindex(columns=QUANTITIES)
     for members in group.groupby(group).groups.values():
-        refuse_equal_seeds([runs[i] for i in members])
-        rows.loc[members, VALIDATED] = last_validations([runs[i] for i in members])
+        alike = [runs[i] for i in members]
+        if len({run.settings["seed"] for run in alike}) < len(alike):
+            paths = f"{alike[0].path} and {alike[1].path}"
+            raise UserError(f"{paths}: have the same settings and seed; name one of them")
+        rows.loc[members, VALIDATED] = last_validations(alike)
     notes += leave_out_incomparable(rows, runs, set(keys))
 
     labels = keys.groupby(group).first()
@@ -211,12 +221,6 @@ def group_keys(runs: list[Run]) -> pd.DataFrame:
     order = list(dict.fromkeys([*PAPER.index, *sorted(names)]))
     batching = pd.Series(pd.Categorical(names, order, ordered=True), name="batching")
     return pd.concat([batching, settings], axis=1)
-
-
-def refuse_equal_seeds(runs: list[Run]) -> None:
-    if len({run.settings["seed"] for run in runs}) < len(runs):
-        paths = " and ".join(str(run.path) for run in runs[:2])
-        raise UserError(f"{paths}: have the same settings and seed; name one of them")
 
 
 def last_validations(runs: list[Run]) -> np.ndarray:
@@ -266,8 +270,8 @@ def leave_out_incomparable(rows: pd.DataFrame, runs: list[Run], differing: set[s
 def averages(run: Run) -> dict[str, float]:
     """Returns QUANTITIES of a run, but for VALIDATED."""
     start, last = run.epochs.index[0] - 1, run.settings["epochs"] or run.epochs.index[-1]
-    every = run.settings["epochs_per_validation"]
-    validated = [epoch for epoch in range(every, last, every) if epoch > start] + [last]
+    period = run.settings["epochs_per_validation"]
+    validated = [epoch for epoch in range(period, last, period) if epoch > start] + [last]
     losses = staged(run.validations.loss, validated, start)
     means, minutes = run.epochs[AVERAGED].mean(), run.epochs.minutes.median()
     return {**means, "zpr": 100 * means.zpr, "minutes": minutes, "seconds": 60 * minutes, **losses}
@@ -286,11 +290,14 @@ def unequal(facts: pd.DataFrame, paths: pd.Series) -> str:
 # Tables and the figure
 
 
-def cell(mean: float, error: float, digits: int, paper: str = "") -> str:
+def cell(
+    mean: float, error: float, digits: int, paper: float = math.nan, paper_digits: int = 2
+) -> str:
     """Writes ``mean ± standard error (the paper's)``, as far as they are known."""
     text = "–" if math.isnan(mean) else f"{mean:,.{digits}f}"
-    text += "" if math.isnan(error) else f" ± {error:,.{digits}f}"
-    return f"{text} ({paper})" if paper else text
+    if not math.isnan(error):
+        text += f" ± {error:,.{digits}f}"
+    return text if math.isnan(paper) else f"{text} ({paper:.{paper_digits}f})"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -322,13 +329,13 @@ def paper_tables(comparison: Comparison) -> dict[str, str]:
         return {}
     seeds = comparison.labels.seeds.set_axis(names)
     mean, error = comparison.mean.set_axis(names), comparison.error.set_axis(names)
+    paper = PAPER.reindex(names)
+    paper_saving = 100 * (1 - paper.minutes / paper.minutes["RAND"])
 
     def compared(name: str, quantity: str) -> str:
-        digits, digits_of_paper = TABLE2[quantity]
-        paper = ""
-        if name in PAPER.index:
-            paper = f"{PAPER[quantity][name]:.{digits_of_paper}f}"
-        return cell(mean[quantity][name], error[quantity][name], digits, paper)
+        digits, paper_digits = TABLE2[quantity]
+        value, value_error = mean[quantity][name], error[quantity][name]
+        return cell(value, value_error, digits, paper[quantity][name], paper_digits)
 
     def saved(name: str, quantity: str) -> tuple[float, float]:
         """Returns by how many percent it is below RAND's, and the standard error."""
@@ -340,25 +347,22 @@ def paper_tables(comparison: Comparison) -> dict[str, str]:
     table3 = [["From RAND to", "time saved %", "fewer decoder steps %"]]
     table4 = [["From", "VL3", "To", "VL3", "reduction %"]]
     for name in names:
-        row = [compared(name, quantity) for quantity in TABLE2]
-        table2.append([name, str(seeds[name]), *row])
+        table2.append([name, str(seeds[name]), *(compared(name, quantity) for quantity in TABLE2)])
     for name in names[1:]:
-        paper_saving = ""
-        if name in PAPER.index:
-            paper_saving = f"{100 * (1 - PAPER.minutes[name] / PAPER.minutes['RAND']):.2f}"
-        time, steps = cell(*saved(name, "minutes"), 2, paper_saving), saved(name, "total_length")
-        table3.append([name, time, cell(*steps, 2)])
-    for pair in TABLE4:
-        before, after = pair.split(" → ")
-        if before in names and after in names:
-            row = [before, compared(before, "VL3"), after, compared(after, "VL3")]
-            reduction, paper_reduction = (
-                100 * (1 - vl3[after] / vl3[before]) for vl3 in (mean.VL3, PAPER.VL3)
-            )
-            table4.append([*row, cell(reduction, math.nan, 2, f"{paper_reduction:.2f}")])
-    tables = {"table2": table2, "table3": table3, "table4": table4}
-    texts = {name: markdown(rows) for name, rows in tables.items() if len(rows) > 1}
-    return texts | {"table2": f"{texts['table2']}\n\n{LEGEND}"}
+        time, time_error = saved(name, "minutes")
+        steps, steps_error = saved(name, "total_length")
+        time = cell(time, time_error, 2, paper_saving[name])
+        table3.append([name, time, cell(steps, steps_error, 2)])
+    for first, second in TABLE4:
+        if first in names and second in names:
+            row = [first, compared(first, "VL3"), second, compared(second, "VL3")]
+            reduction = 100 * (1 - mean.VL3[second] / mean.VL3[first])
+            paper_reduction = 100 * (1 - paper.VL3[second] / paper.VL3[first])
+            table4.append([*row, cell(reduction, math.nan, 2, paper_reduction)])
+    tables = {"table2": f"{markdown(table2)}\n\n{TABLE2_NOTE}", "table3": markdown(table3)}
+    if len(table4) > 1:
+        tables["table4"] = markdown(table4)
+    return tables
 
 
 def draw_figure4(runs: Sequence[Run], path: Path) -> None:
@@ -373,21 +377,18 @@ def draw_figure4(runs: Sequence[Run], path: Path) -> None:
     axes = figure.subplots()
     for name in PAPER.index:
         losses = [run.validations.loss for run in runs if run.name == name]
-        curves = [
-            pd.Series(smoothed(list(curve)), curve.index)
-            for curve in losses
-            if len(curve) and np.isfinite(curve).all()
-        ]
+        losses = [curve for curve in losses if len(curve) and np.isfinite(curve).all()]
+        curves = [pd.Series(smoothed(list(curve)), curve.index) for curve in losses]
         if not curves:
             continue
         seeds = pd.concat(curves, axis=1, join="inner")
         # The first fifth is so steep that it would hide the rest.
         seeds = seeds[seeds.index >= 0.8 * seeds.index.min() + 0.2 * seeds.index.max()]
         strategy, _, operations = name.partition("-")
-        form = {"color": colours[strategy], "label": name, "markersize": 4}
-        axes.plot(seeds.index, seeds.mean(axis=1), styles[operations], **form)
-        shade = {"color": colours[strategy], "alpha": 0.12, "linewidth": 0}
-        axes.fill_between(seeds.index, seeds.min(axis=1), seeds.max(axis=1), **shade)
+        colour = colours[strategy]
+        mean, low, high = seeds.mean(axis=1), seeds.min(axis=1), seeds.max(axis=1)
+        axes.plot(seeds.index, mean, styles[operations], color=colour, label=name, markersize=4)
+        axes.fill_between(seeds.index, low, high, color=colour, alpha=0.12, linewidth=0)
     axes.set(xlabel="epochs", ylabel="validation loss, smoothed")
     axes.grid(alpha=0.25)
     axes.legend(title="shaded: range over seeds", loc="upper left", bbox_to_anchor=(1, 1))
@@ -409,11 +410,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     runs = read_runs(args.runs)
     comparison = compare(runs)
-    tables = {"runs": general_table(comparison)} | paper_tables(comparison)
-    for name, text in tables.items():
-        if name != "runs":
-            print(f"\n{name.replace('table', 'Table ')}\n")
-        print(text)
+    tables = {"runs": general_table(comparison)}
+    print(tables["runs"])
+    for name, text in paper_tables(comparison).items():
+        print(f"\n{name.replace('table', 'Table ')}\n\n{text}")
+        tables[name] = text
     print(*comparison.notes, sep="\n")
     if args.output:
         make_folder(args.output)

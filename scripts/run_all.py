@@ -36,14 +36,7 @@ from batching import STRATEGIES, batch_statistics, plan_batches
 from cli import UserError
 from corpus.clips import padded_frames
 from corpus.sets import load_data
-from hparams import (
-    MAY_CHANGE,
-    PRESETS,
-    HParams,
-    create_hparams,
-    format_overrides,
-    parse_overrides,
-)
+from hparams import MAY_CHANGE, PRESETS, HParams, create_hparams, format_overrides, parse_overrides
 from model import Tacotron2
 from training.checkpoint import REMOVED_SETTINGS
 
@@ -52,15 +45,13 @@ EXPERIMENTS = list(pd.read_csv(ROOT / "scripts" / "paper_table2.csv").batching)
 BATCHING = ("batching_strategy", "dynamic_batch_size", "batch_randomization")
 SET_BY = dict.fromkeys(BATCHING, "--only") | {"seed": "--seeds", "epochs": "--epochs"}
 LISTS = ("training_files", "validation_files")
-PARAMETERS = {"BKT": "bucket_size", "ATS": "n_bins"}  # chosen to pad like SSB
+PADDING_SETTINGS = {"BKT": "bucket_size", "ATS": "n_bins"}  # chosen to pad like SSB
 CAPACITIES = ("batch_capacity", "batch_capacity_seconds")  # which only DBS reads
 LJSPEECH = Path("data/LJSpeech-1.1")
 DEMO_CLIPS = 13_100  # as many as LJSpeech has
 
 
 class Run(NamedTuple):
-    """One run of the series."""
-
     title: str
     folder: Path
     options: list[object]  # of train.py
@@ -141,8 +132,8 @@ def prepare_data(args: argparse.Namespace) -> str:
         call("scripts/make_demo_corpus.py", corpus, "--clips", DEMO_CLIPS, must=True)
     name = re.sub(r"\W", "_", corpus.resolve().name)
     call("scripts/prepare_corpus.py", corpus, "--name", name, must=True)
-    lists = (f"filelists/{name}_{part}.txt" for part in ("train", "val"))
-    return format_overrides({"data_dir": str(corpus), **dict(zip(LISTS, lists, strict=True))}) + ","
+    lists = f"training_files=filelists/{name}_train.txt,validation_files=filelists/{name}_val.txt"
+    return f"{format_overrides({'data_dir': str(corpus)})},{lists},"
 
 
 def base_settings(args: argparse.Namespace, seed: int) -> HParams:
@@ -177,8 +168,12 @@ def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str,
         UserError: there is no such setting.
     """
     used = {name.split("-")[0] for name in args.only}
-    given = parse_overrides(args.hparams)
-    needed = {s: name for s, name in PARAMETERS.items() if s in used and name not in given}
+    overrides = parse_overrides(args.hparams)
+    needed = {
+        strategy: name
+        for strategy, name in PADDING_SETTINGS.items()
+        if strategy in used and name not in overrides
+    }
     if not needed:
         return {}
     lengths = [padded_frames(clip, hparams) for clip in load_data(hparams)[0]]
@@ -192,7 +187,7 @@ def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str,
 def largest_within(target_zpr: float, lengths: list[int], strategy: str, batch_size: int) -> int:
     """Returns the largest bucket size of BKT, a multiple of the batch size, or number of bins of
     ATS with which batches have no more padding than ``target_zpr``."""
-    name = PARAMETERS[strategy]
+    name = PADDING_SETTINGS[strategy]
     unit = batch_size if strategy == "BKT" else 1
 
     def zpr(n: int) -> float:
@@ -217,11 +212,11 @@ def largest_within(target_zpr: float, lengths: list[int], strategy: str, batch_s
 
 def mean_zpr(lengths: list[int], strategy: str, batch_size: int, **settings: float) -> float:
     """Returns the ZPR of batches of a fixed size, averaged over eight epochs."""
-    plans = [
-        plan_batches(lengths, strategy, batch_size, False, epoch=epoch, **settings)
-        for epoch in range(8)
-    ]
-    return sum(batch_statistics(lengths, plan).zpr for plan in plans) / len(plans)
+    zprs = []
+    for epoch in range(8):
+        batches = plan_batches(lengths, strategy, batch_size, False, epoch=epoch, **settings)
+        zprs.append(batch_statistics(lengths, batches).zpr)
+    return sum(zprs) / len(zprs)
 
 
 def plan(args: argparse.Namespace) -> list[Run]:
@@ -231,22 +226,31 @@ def plan(args: argparse.Namespace) -> list[Run]:
     runs = []
     for seed, name in itertools.product(args.seeds, args.only):
         strategy, *operations = name.split("-")
-        values = (strategy, "DBS" in operations, "BR" in operations)
-        settings = dict(zip(BATCHING, values, strict=True)) | parameters.get(strategy, {})
-        settings |= {"seed": seed} | ({} if args.hours else {"epochs": args.epochs})
+        settings = {
+            "batching_strategy": strategy,
+            "dynamic_batch_size": "DBS" in operations,
+            "batch_randomization": "BR" in operations,
+            **parameters.get(strategy, {}),
+            "seed": seed,
+        }
+        if not args.hours:
+            settings["epochs"] = args.epochs
         if "DBS" not in operations:
             hparams = base_settings(args, seed)
             settings |= {capacity: 0 for capacity in CAPACITIES if getattr(hparams, capacity)}
-        folder, source = args.output / name / f"seed{seed}", ["--resume"]
+        folder = args.output / name / f"seed{seed}"
+        options = ["-o", folder]
         written = [*folder.glob("checkpoint_*.pt"), *folder.glob("metrics.jsonl")]
         if args.start and not any(file.stat().st_size for file in written):  # else it has begun
             start = args.start / f"seed{seed}"
-            source = ["-c", max(start.glob("checkpoint_[0-9]*.pt"), default=None)]
-            if source[1] is None:
+            if not (checkpoints := sorted(start.glob("checkpoint_[0-9]*.pt"))):
                 raise UserError(f"{start}: holds no checkpoint to start from; train it first")
-        preset = ["--preset", args.preset] if args.preset else []
-        overrides = f"{args.hparams},{format_overrides(settings)}".lstrip(",")
-        options = ["-o", folder, *source, *preset, "--hparams", overrides]
+            options += ["-c", checkpoints[-1]]
+        else:
+            options += ["--resume"]
+        if args.preset:
+            options += ["--preset", args.preset]
+        options += ["--hparams", f"{args.hparams},{format_overrides(settings)}".lstrip(",")]
         runs.append(Run(f"{name}, seed {seed}", folder, options))
     return runs
 
@@ -260,11 +264,13 @@ def refuse_other_settings(args: argparse.Namespace) -> None:
     expected = base_settings(args, args.seeds[0])
     folders = sorted(file.parent for file in args.output.glob("*/seed*/hparams.json"))
     found = {folder: recorded_hparams(folder) for folder in folders}
-    found |= {args.start / f"seed{s}": base_settings(args, s) for s in args.seeds if args.start}
+    if args.start:
+        found |= {args.start / f"seed{seed}": base_settings(args, seed) for seed in args.seeds}
     for folder, hparams in found.items():
         exempt = {*BATCHING, "seed", *MAY_CHANGE} - {*LISTS}
-        exempt |= {*PARAMETERS.values()} - parse_overrides(args.hparams).keys()
-        exempt |= set() if hparams.dynamic_batch_size else {*CAPACITIES}
+        exempt |= {*PADDING_SETTINGS.values()} - parse_overrides(args.hparams).keys()
+        if not hparams.dynamic_batch_size:
+            exempt |= {*CAPACITIES}
         for name, value in vars(expected).items():
             if name not in exempt and getattr(hparams, name) != value:
                 values = f"has {name}={getattr(hparams, name)}, and this call {name}={value}"
@@ -275,14 +281,12 @@ def require_space(args: argparse.Namespace, runs: list[Run]) -> None:
     """Raises :class:`UserError` if the checkpoints of the runs to come do not fit on the disk."""
     hparams = base_settings(args, args.seeds[0])
     with torch.device("meta"):  # only counted
-        n_parameters = sum(p.numel() for p in Tacotron2(hparams).parameters())
+        n_parameters = sum(weight.numel() for weight in Tacotron2(hparams).parameters())
     # Float32 weights and Adam's two moments, in the newest, the best, and one being written.
     n_new = sum(not (run.folder / "hparams.json").exists() for run in runs)
     n_bytes = 12 * n_parameters * ((hparams.keep_checkpoints + 1) * n_new + 1)
-    disk = next(
-        folder for folder in (args.output, *args.output.absolute().parents) if folder.exists()
-    )
-    free = shutil.disk_usage(disk).free
+    folders = args.output, *args.output.absolute().parents
+    free = shutil.disk_usage(next(folder for folder in folders if folder.exists())).free
     gigabytes = f"{n_bytes / 1e9:.1f} GB"
     print(f"{cli.counted(len(runs), 'run')}; their checkpoints will need {gigabytes} of disk")
     if n_bytes > free:

@@ -55,7 +55,7 @@ VOICE = Path(__file__).resolve().parent.parent / "voices" / "kathleen.pt"  # wit
 BATCH_SIZE = 16  # clips, with --teacher_forced
 CHUNK = 64  # texts that are spoken and then written together
 PAUSE = 0.25  # seconds between the pieces of a long text
-SILENCE = float(np.log(1e-5))  # the lowest value of a log-mel
+SILENT_LOG_MEL = float(np.log(1e-5))  # the lowest value of a log-mel
 UNTRAINED = 1e-6  # weight decay shrinks the embedding of a symbol in no training text below this
 
 
@@ -128,8 +128,7 @@ def symbol_ids(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
 def report_untrained_symbols(model: Tacotron2, used: set[int]) -> None:
     """Prints which of the symbols ``used`` were in no text that the model was trained on."""
     sizes = model.embedding.weight.abs().amax(1)
-    untrained = [i for i in sorted(used) if sizes[i] < UNTRAINED]
-    if untrained:
+    if untrained := [i for i in sorted(used) if sizes[i] < UNTRAINED]:
         symbols = ", ".join(sequence_to_text([i], model.hparams.symbols) for i in untrained)
         print(f"note: the model was not trained on {symbols}; it cannot read them")
 
@@ -188,7 +187,7 @@ def write_speech(
     mels, sounds = [], []
     for piece in pieces:
         if mels:
-            mels.append(torch.full((len(piece.mel), pause), SILENCE))
+            mels.append(torch.full((len(piece.mel), pause), SILENT_LOG_MEL))
             sounds.append(np.zeros((pause + 1) * hparams.hop_length, np.float32))
         mels.append(piece.mel)
         sounds.append(vocoder(piece.mel))

@@ -209,7 +209,9 @@ def test_validation_batches_depend_on_no_batching_setting(settings, clips):
         assert batches == data_utils.validation_batches(clips, create_hparams(settings + change))
 
 
-def test_a_folder_that_has_none_of_the_clips_is_named_in_one_line(hparams, tmp_path):
+def test_missing_lists_and_a_folder_without_the_clips_are_named(hparams, tmp_path):
+    with pytest.raises(UserError, match=r"^filelist 'a': [^\n]+\nfilelist 'b': [^\n]+$"):
+        load_data(replace(hparams, training_files="a", validation_files="b"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"^setting data_dir=\S+/empty: has none of [^\n]+$"):
         load_data(replace(hparams, data_dir=f"{tmp_path}/empty"))

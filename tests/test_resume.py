@@ -284,8 +284,8 @@ exit_on_user_error(train.main)
 @pytest.mark.parametrize(
     ("change", "n_signals", "status"),
     [
-        ("RunLogger.log_samples = fail_quietly", 0, 0),
-        ("RunLogger.log = fail", 0, 1),
+        ("logger.RunLogger.log_samples = fail_quietly", 0, 0),
+        ("logger.RunLogger.log = fail", 0, 1),
         ("data_utils.MelDataset.__getitem__ = wait", 2, -signal.SIGTERM),
     ],
 )
@@ -374,7 +374,7 @@ def test_signalled_at_random_moments_and_resumed_it_is_the_same_run(
 LONG_LOG = """
 import resource, train
 {}
-train.RunLogger.log_samples = lambda self, *_: self.tensorboard.add_text("long", 10**6 * "a")
+train.logger.RunLogger.log_samples = lambda self, *_: self.tensorboard.add_text("long", 10**6 * "a")
 train.cli.exit_on_user_error(train.main)
 """
 

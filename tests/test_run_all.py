@@ -257,7 +257,10 @@ def test_parameters_are_the_papers_on_ljspeechs_lengths():
 
 @pytest.mark.parametrize("strategy, unit", [("BKT", 16), ("ATS", 1)])
 def test_the_chosen_parameter_is_the_largest_within_the_target(strategy, unit):
-    lengths, name = np.random.default_rng(0).integers(96, 870, 800).tolist(), run_all.PARAMETERS
+    lengths, name = (
+        np.random.default_rng(0).integers(96, 870, 800).tolist(),
+        run_all.PADDING_SETTINGS,
+    )
     value = run_all.largest_within(0.1, lengths, strategy, 16)
     zpr, zpr_of_next = (
         run_all.mean_zpr(lengths, strategy, 16, **{name[strategy]: v})

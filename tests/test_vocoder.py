@@ -90,9 +90,10 @@ def test_a_vocoder_takes_what_an_untrained_model_says(tmp_path, name):
             assert (np.abs(samples) <= 1).all() and (speak(mel) == samples).all()
 
 
-def test_a_generator_computes_what_its_layers_say(tmp_path):
+@pytest.mark.parametrize("kind", ["1", "2"])  # of residual blocks
+def test_a_generator_computes_what_its_layers_say(tmp_path, kind):
     """Without its residual branches it is a chain of transposed convolutions."""
-    saved, mel = save_generator(tmp_path), torch.randn(1, 80, 7)
+    saved, mel = save_generator(tmp_path, resblock=kind), torch.randn(1, 80, 7)
     random_state = torch.get_rng_state()
     loaded = vocoder.load_hifigan(tmp_path / "g_1", NVIDIA)
     assert torch.equal(torch.get_rng_state(), random_state)  # a training's, which opens one
@@ -111,13 +112,17 @@ def test_a_generator_computes_what_its_layers_say(tmp_path):
         assert expected.shape == (1, 7 * 256)
 
 
-def test_a_residual_block_adds_what_its_convolutions_say():
-    block = vocoder.ResidualBlock(1, 3, [1, 3])
+@pytest.mark.parametrize("paired", [True, False])
+def test_a_residual_block_adds_what_its_convolutions_say(paired):
+    block = vocoder.ResidualBlock(1, 3, [1, 3], paired)
     x = torch.randn(1, 1, 20)
     expected = x
     for i, dilation in enumerate((1, 3)):
+        layers = [((block.convs1 or block.convs)[i], dilation)]
+        if paired:
+            layers.append((block.convs2[i], 1))
         branch = expected
-        for conv, step in ((block.convs1[i], dilation), (block.convs2[i], 1)):
+        for conv, step in layers:
             branch = F.conv1d(F.leaky_relu(branch, 0.1), conv.weight, conv.bias, 1, step, step)
         expected = expected + branch
     torch.testing.assert_close(block(x), expected)
@@ -135,9 +140,7 @@ def test_a_generator_for_other_mels_is_refused(tmp_path):
     assert len(open_vocoder(hparams)(torch.zeros(80, 4))) == 600  # by Griffin-Lim
 
 
-@pytest.mark.parametrize(
-    "change", [{"resblock_kernel_sizes": 3}, {"upsample_initial_channel": 64}, {"resblock": "2"}]
-)
+@pytest.mark.parametrize("change", [{"resblock_kernel_sizes": 3}, {"upsample_initial_channel": 64}])
 def test_what_is_no_generator_is_refused(tmp_path, change):
     save_generator(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))

@@ -4,8 +4,9 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from tqdm import tqdm
 
 from batching import batch_statistics
 from cli import UserError, counted
+from corpus.clips import Clip
 from data_utils import Data
 from hparams import HParams
 from model import Tacotron2
 from training.device import training_conditions
-from training.distributed import SEVERAL
+from training.distributed import SEVERAL, gathered
 from training.figures import draw_alignment, draw_gate, draw_mels, draw_speech, render
 from training.schedule import Fall, Progress
 from training.validation import Sample
@@ -132,6 +134,32 @@ def print_end(n_epochs: int, fall: Fall, epoch_seconds: float, rest_seconds: flo
     )
 
 
+def report_skipped_step(
+    logger: "RunLogger | NoLogger",
+    progress: Progress,
+    values: dict[str, float],
+    clips: Sequence[Clip],
+    hparams: HParams,
+) -> None:
+    """Logs a skipped step, of several processes together, and prints which clips it had.
+
+    Raises:
+        UserError: ``max_bad_steps`` were skipped in a row.
+    """
+    names = list(chain(*gathered([clip.location for clip in clips])))
+    logger.log_skipped_step(progress.epoch, progress.step, progress.batch, values, names)
+    problem = (
+        f"epoch {progress.epoch + 1}, batch {progress.batch + 1}: loss {values['loss']}, "
+        f"gradient {values['grad_norm']}, in {', '.join(names)}"
+    )
+    if progress.bad_steps >= hparams.max_bad_steps:
+        raise UserError(
+            f"{problem}; that is {progress.bad_steps} steps in a row; fix these clips, or start "
+            "another run from a checkpoint by -c with a smaller learning_rate"
+        )
+    tqdm.write(f"warning: {problem}: step skipped")
+
+
 class RunLogger:
     """Writes ``metrics.jsonl`` and ``sample/`` to ``output_dir``, TensorBoard files to ``log_dir``.
 
@@ -204,6 +232,13 @@ class RunLogger:
         self.write("bad_step", epoch, step, {"batch": batch, **values, "clips": clips})
         text = f"{values}: {', '.join(clips)}"
         self.tensorboard.add_text("training/bad_step", text, step)
+
+    def log_end(self, progress: Progress, hparams: HParams) -> None:
+        """Logs the end that was planned for a run that is limited by ``hours``."""
+        record = {"hours": hparams.hours, "epochs": progress.end}
+        self.write("end", progress.epoch, progress.step, record)
+        if hparams.learning_rate_decay and progress.falls_from == progress.end:
+            tqdm.write("note: no time was left for the learning rate to fall; set more hours")
 
     def write(self, event: str, epoch: int, step: int, values: dict[str, Any]) -> None:
         """Appends a line to metrics.jsonl, where epochs and batches count from 0. JSON has no nan

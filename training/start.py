@@ -16,13 +16,30 @@ import torch
 from torch.optim import Optimizer
 
 from cli import UserError, counted, make_folder
+from data_utils import Data
 from hparams import MAY_CHANGE, HParams, create_hparams, quote
+from model import Tacotron2
 from training import distributed
-from training.checkpoint import load_checkpoint, load_newest, saved_hparams
+from training.checkpoint import VERSION, load_checkpoint, load_newest, saved_hparams
 from training.schedule import Fall, Progress, last_share
 
-# What a checkpoint of train.py has, and needs for a run to continue exactly where it stopped.
 STATE = ("version", "state_dict", "optimizer", "progress", "random_states", "hparams", "data")
+
+
+def state_to_save(
+    model: Tacotron2, optimizer: Optimizer, progress: Progress, data: Data
+) -> dict[str, Any]:
+    """Returns STATE, all that a run needs to continue exactly where it is. Several processes call
+    this together."""
+    return {
+        "version": VERSION,
+        "state_dict": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "progress": dataclasses.asdict(progress),
+        "random_states": distributed.gathered(random_state()),
+        "hparams": dataclasses.asdict(model.hparams),
+        "data": data.fingerprint,
+    }
 
 
 class Origin(NamedTuple):
