@@ -148,9 +148,8 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
         with suppress(ValueError):  # check_clips reports it
             uses.update(unicodedata.normalize("NFC", clean_text(line.text, cleaners)))
     symbols = []
-    for character in sorted(
-        uses, key=lambda symbol: (symbol == "@", symbol)
-    ):  # "@..." would name a file
+    # @ is last: as the first, it would name a file.
+    for character in sorted(uses, key=lambda symbol: (symbol == "@", symbol)):
         with suppress(ValueError):  # report_unknown_characters prints those that have no symbol
             check_alphabet(character)
             symbols.append(character)

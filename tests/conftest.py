@@ -195,18 +195,16 @@ TIMED = {"duration", "minutes", "processor_minutes", "frames_per_second", "data_
 TIMED |= {"peak_memory_gib", "peak_reserved_gib"}
 
 
-def outcome(run: Path) -> tuple[list[dict], list[dict]]:
-    """Returns weights and moments, and the metrics that equal runs have in common."""
-    _, state = load_newest(run)
-    lines = [line for line in records(run) if line["event"] != "start"]  # one a resume
-    lines = [{k: v for k, v in line.items() if k not in TIMED} for line in lines]
-    return [state["state_dict"], state["optimizer"]["state"]], lines
-
-
 def assert_same_run(unbroken: Path, other: Path) -> None:
-    (expected, expected_lines), (state, lines) = outcome(unbroken), outcome(other)
-    torch.testing.assert_close(state, expected, rtol=0, atol=0)
-    assert lines == expected_lines
+    """Compares weights, moments, and the metrics that equal runs have in common."""
+    states, logs = [], []
+    for folder in (unbroken, other):
+        _, state = load_newest(folder)
+        states.append([state["state_dict"], state["optimizer"]["state"]])
+        lines = [line for line in records(folder) if line["event"] != "start"]  # one a resume
+        logs.append([{k: v for k, v in line.items() if k not in TIMED} for line in lines])
+    torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
+    assert logs[1] == logs[0]
 
 
 def records(output: Path, event: str = "") -> list[dict]:

@@ -19,19 +19,12 @@ from torch.utils.data import DataLoader
 
 import batching
 import data_utils
-from batching import (
-    STRATEGIES,
-    EpochBatchSampler,
-    batch_statistics,
-    deal_batches,
-    plan_batches,
-)
+from batching import STRATEGIES, EpochBatchSampler, batch_statistics, deal_batches, plan_batches
 from hparams import HParams
 
 law = hypothesis.settings(max_examples=200)
 
 IN_ORDER = {"batch_randomization": False}
-FIXED = {"dynamic_batch_size": False, "batch_size": 16}
 
 
 @st.composite
@@ -76,11 +69,6 @@ def corpus(n: int) -> np.ndarray:
 
 def batches(plan: list[np.ndarray]) -> list[list[int]]:
     return [batch.tolist() for batch in plan]
-
-
-def mean_zpr(lengths: np.ndarray, strategy: str, n_epochs: int = 8, **settings: object) -> float:
-    plans = [plan_batches(lengths, strategy, epoch=e, **settings) for e in range(n_epochs)]
-    return float(np.mean([batch_statistics(lengths, plan).zpr for plan in plans]))
 
 
 def buckets_of(lengths: np.ndarray, order: np.ndarray, settings: dict) -> list[np.ndarray]:
@@ -183,18 +171,16 @@ def test_another_seed_or_epoch_has_other_batches_in_another_order(strategy, dbs,
 def test_statistics_are_those_of_the_batches(case):
     lengths, settings = np.array(case[0]), case[1]
     plan = plan_batches(lengths, **settings)
-    n, padding, weighted_padding, weighted_length = len(lengths), 0, 0, 0
-    for batch in plan:
-        longest = max(lengths[batch])
-        padding += sum(longest - lengths[batch])
-        weighted_padding += len(batch) * np.mean(1 - lengths[batch] / longest)
-        weighted_length += len(batch) * longest
+    sizes = np.array([len(batch) for batch in plan])
+    longest = np.array([max(lengths[batch]) for batch in plan])
+    padding = sizes * longest - [sum(lengths[batch]) for batch in plan]
+    n, padded = len(lengths), sizes * longest
+    rates = sum(padding / longest) / n, sum(padding) / sum(lengths), sum(padded) / n
     statistics = batch_statistics(lengths, plan)
-    rates = weighted_padding / n, padding / sum(lengths), weighted_length / n
     assert statistics[:4] == pytest.approx((len(plan), *rates))
-    assert statistics.total_length == sum(max(lengths[batch]) for batch in plan)
-    assert statistics.max_batch_size == max(map(len, plan))
-    assert statistics.max_padded_length == max(len(b) * max(lengths[b]) for b in plan)
+    assert statistics.total_length == sum(longest)
+    assert statistics.max_batch_size == max(sizes)
+    assert statistics.max_padded_length == max(padded)
 
 
 # Each strategy, and where it turns into another
@@ -250,10 +236,10 @@ def test_impossible_arguments_are_refused_with_value_and_fix(lengths, settings, 
 
 def test_settings_of_other_strategies_are_ignored_and_those_of_none_refused():
     lengths = corpus(100)
+    impossible = {"lrf": -1, "bucket_size": 0, "n_buckets": 0, "n_bins": 0}
     for name, strategy in STRATEGIES.items():
         mine = {setting: getattr(HParams, setting) for setting in strategy.settings}
-        others = {"lrf": -1, "bucket_size": 0, "n_buckets": 0, "n_bins": 0}  # impossible
-        plan = plan_batches(lengths, name, **(others | mine))
+        plan = plan_batches(lengths, name, **(impossible | mine))
         assert batches(plan) == batches(plan_batches(lengths, name))
     with pytest.raises(TypeError, match=r"^lfr: no strategy has such"):
         EpochBatchSampler(lengths, lfr=0.2)
@@ -274,7 +260,7 @@ def check_resuming(
     lengths: list[int], settings: dict, share: float, load: Callable = lambda sampler: sampler
 ) -> None:
     """An epoch that stops after a share of its batches goes on with the next in a new sampler."""
-    epoch, settings = settings["epoch"], {k: v for k, v in settings.items() if k != "epoch"}
+    epoch = settings.pop("epoch")
     whole, following = (
         batches(plan_batches(lengths, epoch=e, **settings)) for e in (epoch, epoch + 1)
     )
@@ -335,13 +321,12 @@ def test_replicas_share_an_epoch_in_equally_many_steps(case, n):
     assert len(steps) == math.ceil(len(plan) / n)
     assert steps.size - len(plan) < n and set(steps.flat) == set(range(len(plan)))
     assert (np.diff(steps[:, 0]) >= 0).all(), "not in the order of the plan"
-    if n == 1:
-        assert steps[:, 0].tolist() == list(range(len(plan)))
+    assert n > 1 or steps[:, 0].tolist() == list(range(len(plan)))
     if 2 * (steps.size - len(plan)) <= n:  # groups of neighbours in length do not overlap
         longest = np.array([max(lengths[i] for i in batch) for batch in plan])[steps]
         lowest, highest = np.sort(longest.min(1)), np.sort(longest.max(1))
         assert (highest[:-1] <= lowest[1:]).all()
-    epoch, settings = settings["epoch"], {k: v for k, v in settings.items() if k != "epoch"}
+    epoch = settings.pop("epoch")
     for rank in range(n):
         sampler = EpochBatchSampler(lengths, num_replicas=n, rank=rank, **settings)
         sampler.set_epoch(epoch)

@@ -51,14 +51,12 @@ def decode(inputs: Sequence[Tensor], **options) -> tuple[Tensor, Tensor, Tensor]
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("T", [1, STEPS + 3])
 def test_gradients_are_finite_differences(T, masked):
+    """So are those that arrive at the alignment alone."""
     masks = [torch.rand(T, 3, 3) > 0.3 if masked else None for _ in range(2)]
     options = {"masks": masks, "scales": (1.4, 1.6)}
     inputs = arguments(T)
     assert gradcheck(lambda *inputs: decode(inputs, **options), inputs, fast_mode=T > 1)
-
-
-def test_gradients_that_arrive_at_the_alignment_alone():
-    assert gradcheck(lambda *inputs: decode(inputs)[2], arguments(STEPS + 3), fast_mode=True)
+    assert gradcheck(lambda *inputs: decode(inputs)[2], inputs, fast_mode=T > 1)
 
 
 def test_a_second_backward_is_right_or_refused():
@@ -156,13 +154,10 @@ def test_bf16_gradients_are_as_close_as_its_8_bits():
     assert torch.equal(product.plus(x[:, :3], term), term + product(x[:, :3]).float())  # in fp32
 
 
-def test_weight_gradients_by_onednn_are_the_same(monkeypatch):
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
-    assert_equal(build(), batch_of(*PADDED, F32), 1e-4)
-
-
-def test_without_onednn_the_results_are_the_same(monkeypatch):
+def test_with_onednn_and_without_the_results_are_the_same(monkeypatch):
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)  # for gradients of weights
     assert products.has_onednn(F32) == torch.backends.mkldnn.is_available()
+    assert_equal(build(), batch_of(*PADDED, F32), 1e-4)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert not products.has_onednn(F32)
     assert_equal(build(), batch_of(*PADDED, F32), 1e-4)

@@ -58,7 +58,6 @@ def test_full_precision_turns_tf32_off_and_restores_it(gpu):
 
 
 def test_a_precision_that_the_gpu_does_not_have_is_refused(gpu, monkeypatch):
-    choose_device(create_hparams("precision=bf16"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     choose_device(create_hparams())
     with pytest.raises(UserError, match=r"setting precision=bf16: .* has 7\.5; use fp32"):

@@ -19,14 +19,6 @@ def listed(name: str) -> set[str]:
     return set(re.findall(r"^[\w-]+", (ROOT / name).read_text(), re.M)) - {"-r"}
 
 
-def imported(*patterns: str) -> set[str]:
-    """Returns the packages whose modules the matching files import."""
-    modules, packages = set(), importlib.metadata.packages_distributions()
-    for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
-        modules |= set(re.findall(r"^ *(?:import|from) (\w+)", path.read_text(), re.M))
-    return {package for module in modules for package in packages.get(module, ())}
-
-
 # Each room imports from those above it alone. Programs are last, and import no other program.
 ROOMS = (
     {"cli", "text", "batching", "layers"},
@@ -58,6 +50,14 @@ def imports(path: Path) -> set[str]:
     return modules
 
 
+def packages(*patterns: str) -> set[str]:
+    """Returns the packages whose modules the matching files import."""
+    of_module = importlib.metadata.packages_distributions()
+    paths = chain(*(ROOT.glob(pattern) for pattern in patterns))
+    modules = {name.partition(".")[0] for path in paths for name in imports(path)}
+    return {package for module in modules for package in of_module.get(module, ())}
+
+
 def test_imports_go_one_way():
     rank = {name: place for place, names in enumerate(ROOMS) for name in names}
     for path in (*ROOT.glob("*.py"), *chain(*(ROOT.glob(f"{name}/*.py") for name in rank))):
@@ -65,9 +65,6 @@ def test_imports_go_one_way():
         ours = {name.partition(".")[0] for name in imports(path)} & rank.keys() - {room}
         assert all(rank[name] < rank[room] for name in ours), (path, ours)
         assert ours <= STAND_ALONE.get(room, ours), path
-
-
-def test_programs_and_tests_share_no_helpers():
     for path in ROOT.glob("scripts/*.py"):
         assert not any(name.startswith("scripts") for name in imports(path)), path
     for path in ROOT.glob("tests/*.py"):
@@ -83,13 +80,13 @@ def test_contributing_names_every_room():
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 knows few packages' modules")
 def test_requirements_list_what_is_imported_and_nothing_else():
-    programs = imported("*.py", *(f"{room}/*.py" for room in {*chain(*ROOMS), "benchmarks"}))
+    programs = packages("*.py", *(f"{room}/*.py" for room in {*chain(*ROOMS), "benchmarks"}))
     by_torch = {"tensorboard"}  # as torch.utils.tensorboard
     optional = {"espeakng-loader", *BENCH_SPEECH}
     assert programs - optional | by_torch == listed("requirements.txt")
     kinds = ("", "-dev", "-ci")
     everything = set().union(*(listed(f"requirements{kind}.txt") for kind in kinds))
-    assert imported("tests/*.py") <= everything
+    assert packages("tests/*.py") <= everything
     assert "torch>=2.4" in (ROOT / "requirements.txt").read_text()
     pins = (ROOT / "requirements-dev.txt").read_text().splitlines()
     # The ranges come last, or pip would download the newest PyTorch before the pinned one.

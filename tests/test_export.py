@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from conftest import MODEL, build, set_gate
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from cli import UserError
@@ -62,15 +62,11 @@ def test_names_shapes_and_size_are_nvidias():
 # Checkpoints of other code
 
 
-def in_parallel(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gives weights the names that DistributedDataParallel saves."""
-    return {f"module.{name}": weight for name, weight in weights.items()}
-
-
-@pytest.mark.parametrize("named", [dict, in_parallel])
-def test_nvidias_weights_load_and_speak(tmp_path, named):
+@pytest.mark.parametrize("prefix", ["", "module."])  # as DistributedDataParallel saves them
+def test_nvidias_weights_load_and_speak(tmp_path, prefix):
     path, ours = tmp_path / "theirs.pt", set_gate(build(), 100).state_dict()
-    torch.save({"state_dict": named(ours), "iteration": 5, "learning_rate": 1e-3}, path)
+    theirs = {prefix + name: weight for name, weight in ours.items()}
+    torch.save({"state_dict": theirs, "iteration": 5, "learning_rate": 1e-3}, path)
     assert_close(dict(load_model(path, MODEL).state_dict()), dict(ours), rtol=0, atol=0)
     synthesize.main(["-c", str(path), "-o", f"{tmp_path}/speech", "--hparams", MODEL, "Hm."])
     assert (tmp_path / "speech" / "1.wav").exists()
@@ -105,11 +101,16 @@ def test_what_has_no_weights_is_refused(tmp_path, content):
 # export.py
 
 
-def test_weights_alone_are_the_model_and_start_another_run(tmp_path, settings, run):
+def test_weights_alone_are_the_model_start_another_run_and_replace_no_file(tmp_path, settings, run):
     run("first", settings + "epochs=1")
     checkpoint, path = checkpoints(tmp_path / "first")[0], tmp_path / "new" / "weights.pt"
     export.main(["-c", str(tmp_path / "first"), "-o", str(path)])
     assert list(path.parent.iterdir()) == [path]
+    exported = path.read_bytes()
+    message = r"weights\.pt: exists already; give another -o, or remove it"
+    with pytest.raises(UserError, match=message):
+        export.main(["-c", str(tmp_path / "first"), "-o", str(path)])
+    assert path.read_bytes() == exported
     old, new = load_model(checkpoint), load_model(path)
     assert new.hparams == old.hparams
     assert_close(dict(new.state_dict()), dict(old.state_dict()), rtol=0, atol=0)
@@ -131,11 +132,3 @@ def test_weights_in_16_bits_are_half_as_large_and_are_read_as_fp32(tmp_path, tra
     assert_close(list(rounded.parameters()), weights, rtol=1e-3, atol=1e-6)
     n_bytes = sum(2 * weight.numel() for weight in weights)
     assert whole.stat().st_size - half.stat().st_size > 0.95 * n_bytes
-
-
-def test_no_file_is_replaced(tmp_path, trained):
-    file = tmp_path / "file"
-    file.write_text("kept")
-    with pytest.raises(UserError, match="file: exists already; give another -o, or remove it"):
-        export.main(["-c", str(trained), "-o", str(file)])
-    assert file.read_text() == "kept"

@@ -26,9 +26,7 @@ def settings(settings: str) -> str:
     return settings.replace("check_memory=False,", "")
 
 
-def blank(T_in: int, T_out: int) -> Item:
-    """A clip of this size."""
-    return Item(0, torch.zeros(T_in, dtype=torch.int64), torch.zeros(T_out, 10))
+ITEMS = [Item(0, torch.zeros(5, dtype=torch.int64), torch.zeros(6, 10))] * 4
 
 
 @pytest.mark.parametrize("strategy", ["RAND", "SSB", "BKT"])
@@ -66,25 +64,17 @@ def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(tmp_path
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
 
 
-@pytest.fixture
-def full(monkeypatch):
-    """Call it with the number of frames that memory has room for."""
-
-    def call(n_frames: int) -> None:
-        class Full(Tacotron2Loss):
-            def forward(self, output, batch, *share):
-                if batch.gate.numel() > n_frames:
-                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
-                return super().forward(output, batch, *share)
-
-        monkeypatch.setattr(train, "Tacotron2Loss", Full)
-
-    return call
-
-
 @pytest.mark.parametrize("change", ["", "batching_strategy=RAND,dynamic_batch_size=False,"])
-def test_out_of_memory_shows_at_once_and_the_suggestion_is_accepted(settings, run, full, change):
-    full(110)
+def test_out_of_memory_shows_at_once_and_the_suggestion_is_accepted(
+    settings, run, monkeypatch, change
+):
+    class Full(Tacotron2Loss):
+        def forward(self, output, batch, *share):
+            if batch.gate.numel() > 110:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+            return super().forward(output, batch, *share)
+
+    monkeypatch.setattr(train, "Tacotron2Loss", Full)
     settings += "epochs=1," + change
     with pytest.raises(UserError, match=r"^epoch 1, batch \d: a batch of .*; free memory on"):
         run("unchecked", settings + "check_memory=False")
@@ -92,12 +82,6 @@ def test_out_of_memory_shows_at_once_and_the_suggestion_is_accepted(settings, ru
         run("run", settings)
     fix = re.search(r"set (\w+=\d+) \(now \d\)$", str(error.value))[1]
     assert run("run", settings + fix) == 0
-
-
-def test_that_no_clip_fits_is_said(settings, run, full):
-    full(5)
-    with pytest.raises(UserError, match="not even one clip fits: remove the longest, or reduce"):
-        run("run", settings + "epochs=1")
 
 
 FULL = torch.OutOfMemoryError("CUDA out of memory")
@@ -112,18 +96,6 @@ def graphs_that_fill(monkeypatch) -> Mock:
     return freed
 
 
-def fails_once(function, error: Exception) -> Mock:
-    failures = [error]
-
-    def call(*arguments):
-        result = function(*arguments)
-        if failures:
-            raise failures.pop()
-        return result
-
-    return Mock(side_effect=call)
-
-
 @pytest.mark.parametrize("message", [str(FULL), "captures_underway.empty() INTERNAL ASSERT FAILED"])
 @pytest.mark.parametrize("where", ["forward", "validate"])
 def test_a_run_goes_on_without_graphs_when_memory_runs_out(
@@ -136,7 +108,15 @@ def test_a_run_goes_on_without_graphs_when_memory_runs_out(
     monkeypatch.setattr(train, "check_fast_path", lambda *_: [])
     capsys.readouterr()
     works = getattr(owner, where)
-    failing = fails_once(works, RuntimeError(message))
+    failures = [RuntimeError(message)]
+
+    def fails_once(*arguments):
+        result = works(*arguments)
+        if failures:
+            raise failures.pop()
+        return result
+
+    failing = Mock(side_effect=fails_once)
     monkeypatch.setattr(owner, where, lambda *arguments: failing(*arguments))
     assert run("broken", settings) == 0 and failing.call_count > 1
     assert capsys.readouterr().out.count(NOTE) == 1 and graphs_that_fill.call_count == 1
@@ -155,21 +135,19 @@ def test_several_processes_do_not_take_a_step_again(monkeypatch, graphs_that_fil
 
 
 def test_a_batch_that_fits_without_graphs_is_not_too_large(monkeypatch, capsys, graphs_that_fill):
-    model, items = build(), [blank(5, 6)] * 4
     for errors, n_fitting, printed in (([FULL, None], 4, NOTE), ([FULL, FULL, None], 3, "")):
         graphs_that_fill.side_effect = [True, False, False]
         monkeypatch.setattr(memory, "memory_error", lambda *_, errors=errors: errors.pop(0))
-        assert memory.largest_fitting(model, None, None, items) == n_fitting and not errors
+        assert memory.largest_fitting(build(), None, None, ITEMS) == n_fitting and not errors
         assert capsys.readouterr().out == printed
 
 
-@pytest.mark.parametrize(("seconds", "noted"), [(7.5, False), (9.0, True)])
-def test_on_wsl_a_batch_that_spills_is_noted(monkeypatch, capsys, seconds, noted):
-    """Half of it takes a second."""
-    times = iter([seconds, 1.0])
-    monkeypatch.setattr(memory, "step_seconds", lambda *_: next(times))
-    memory.warn_if_spilled(None, None, None, [blank(5, 6)] * 4)
-    assert capsys.readouterr().out.startswith("note: a step of 4 clips takes 9.0 s,") == noted
+def test_on_wsl_a_batch_that_spills_is_noted(monkeypatch, capsys):
+    for whole, half, noted in ((7.5, 1.0, False), (9.0, 1.0, True)):
+        monkeypatch.setattr(memory, "step_seconds", Mock(side_effect=[whole, half]))
+        memory.warn_if_spilled(None, None, None, ITEMS)
+        printed = capsys.readouterr().out
+        assert printed.startswith("note: a step of 4 clips takes 9.0 s,") == noted
 
 
 UNCLEAR = [
@@ -181,42 +159,40 @@ UNCLEAR = [
 
 @pytest.mark.parametrize("message", UNCLEAR)
 def test_an_error_that_may_be_memory_is_so_if_a_smaller_batch_passes(monkeypatch, message):
-    model, items = build(), [blank(5, 6)] * 4
+    model, loss = build(), Mock(side_effect=lambda output, _: Mock(objective=output))
+    for n_fitting in (4, 3, 1, 0):
 
-    def fails_above(n: int):
-        def forward(batch):
-            if len(batch.indices) > n:
+        def forward(batch, n_fitting=n_fitting):
+            if len(batch.indices) > n_fitting:
                 raise RuntimeError(message)
             return next(model.parameters()).sum()
 
-        return forward
-
-    loss = Mock(side_effect=lambda output, _: Mock(objective=output))
-    for n in (4, 3, 1):
-        monkeypatch.setattr(model, "forward", fails_above(n))
-        assert memory.largest_fitting(model, loss, Mock(), items) == n
-    monkeypatch.setattr(model, "forward", fails_above(0))
+        monkeypatch.setattr(model, "forward", forward)
+        if n_fitting:
+            assert memory.largest_fitting(model, loss, Mock(), ITEMS) == n_fitting
     with pytest.raises(RuntimeError, match=re.escape(message)):
-        memory.largest_fitting(model, loss, Mock(), items)
+        memory.largest_fitting(model, loss, Mock(), ITEMS)
 
 
 @pytest.mark.parametrize("message", UNCLEAR)
-def test_an_error_on_the_smallest_batch_too_is_shown_as_it_is(settings, run, monkeypatch, message):
-    monkeypatch.setattr(train.Tacotron2Loss, "forward", Mock(side_effect=RuntimeError(message)))
+def test_an_error_that_may_be_memory_is_so_once_batches_have_passed(
+    settings, run, monkeypatch, message
+):
+    settings += "epochs=1,"
+    failing = Mock(side_effect=RuntimeError(message))
+    for owner, where, error in (
+        (train.Run, "step", "batch 1: a batch of"),
+        (train, "validate", "validation: out of"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, where, failing)
+            with pytest.raises(UserError, match=f"^epoch 1, {error} .*; free memory on"):
+                run(where, settings)
+    monkeypatch.setattr(train.Tacotron2Loss, "forward", failing)
     monkeypatch.setattr(train, "check_fast_path", lambda *_: [])
     for check_memory in (True, False):
         with pytest.raises(RuntimeError, match=re.escape(message)):
-            run("run", f"{settings}epochs=1,check_memory={check_memory}")
-
-
-def test_an_error_that_may_be_memory_is_so_once_batches_have_passed(settings, run, monkeypatch):
-    full = RuntimeError(UNCLEAR[0])
-    for where, message in (("step", "batch 1: a batch of"), ("validate", "validation: out of")):
-        owner = train.Run if where == "step" else train
-        with monkeypatch.context() as patched:
-            patched.setattr(owner, where, Mock(side_effect=full))
-            with pytest.raises(UserError, match=f"^epoch 1, {message} .*; free memory on"):
-                run(where, settings + "epochs=1")
+            run("run", f"{settings}check_memory={check_memory}")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits memory")
@@ -234,5 +210,5 @@ def test_the_memory_of_a_cpu_ends_as_a_gpus_does(tmp_path, settings):
     options = "-o", tmp_path / "run", "--hparams", large
     process = Forked("-c", code, *options, CUDA_VISIBLE_DEVICES="")
     _, errors = process.communicate()
-    message = r"error: a batch of \d clips, up to \d+ .*; not even one clip .*\n"
+    message = r"error: a batch of \d clips, up to \d+ .*; not even one clip fits: remove .*\n"
     assert process.returncode == 2 and re.match(message, errors), errors

@@ -26,8 +26,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def tone(seconds=0.1, rate=RATE, hertz=220, peak=0.3):
-    return peak * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
+def tone(seconds=0.1, rate=RATE, hertz=220):
+    return 0.3 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
 
 
 def write(path, content=None, rate=RATE, **options):
@@ -63,31 +63,34 @@ def printed_settings(printed):
     return create_hparams(command[-1], preset)
 
 
+def make_pairs(*samples, rate=RATE, **options):
+    for i, sound in enumerate(samples):
+        write(f"s/x/{i}.wav", sound, rate, **options)
+        write(f"s/x/{i}.txt", f"Text {i}.")
+
+
 # Layouts
-
-
-@pytest.mark.parametrize("wav", ["wavs/{}.wav", "wav/{}.flac", "{}.flac"])
-def test_a_table_of_texts(wav):
-    for i in range(3):
-        write(f"c/{wav}".format(i))
-    write("c/metadata.csv", "\ufeff0|Text 0\n\n1|No. 1|Text  1\n2|Text 2")
-    call("c --name x")
-    assert listed("x") == [f"{wav.format(i)}|Text {i}" for i in range(3)]
 
 
 @pytest.mark.parametrize(
     ("wav", "text"),
     [
+        ("wavs/{}.wav", None),  # the texts are in one table
+        ("wav/{}.flac", None),
+        ("{}.flac", None),
         ("deep/er/{}.flac", "deep/er/{}.txt"),
         ("dev-clean/p1/7/{}.wav", "dev-clean/p1/7/{}.normalized.txt"),  # LibriTTS
         ("wav48/p1/{}.wav", "txt/p1/{}.txt"),  # VCTK, and its version of 2019
         ("wav48_silence_trimmed/p1/{}_mic1.flac", "txt/p1/{}.txt"),
     ],
 )
-def test_a_text_for_each_clip(wav, text):
+def test_layouts(wav, text):
     for i in range(3):
         write(f"c/{wav}".format(i))
-        write(f"c/{text}".format(i), f"\ufeffText\n{i}")
+        if text:
+            write(f"c/{text}".format(i), f"\ufeffText\n{i}")
+    if not text:
+        write("c/metadata.csv", "\ufeff0|Text 0\n\n1|No. 1|Text  1\n2|Text 2")
     write("c/txt/p1/README.txt", "Read me.")
     write("c/._0.wav", "what a Mac leaves")
     write("c/wav48_silence_trimmed/p1/0_mic2.flac")
@@ -104,7 +107,8 @@ def test_a_text_for_each_clip(wav, text):
 
 
 def test_all_problems_of_a_corpus_are_in_one_list_and_nothing_is_written():
-    """Problems of the table's form, of headers, of samples and of texts."""
+    """Problems of the table's form, of headers, of samples and of texts; and of clips with a text
+    each."""
     rows = {
         "ID|text|normalised text": "ID: no such wav or flac",
         "0|one|one": "c/wavs/0.wav: 2 channels",
@@ -123,16 +127,12 @@ def test_all_problems_of_a_corpus_are_in_one_list_and_nothing_is_written():
     for line, start in zip(sorted(refusal("c --name x")), starts, strict=True):
         assert line.startswith(start)
     assert os.listdir() == ["c"]
-
-
-def test_a_clip_without_a_text_and_a_text_with_a_bar_are_refused():
-    write("d/a.wav")
-    write("d/a.txt", "A text")
-    write("d/b.wav")
-    write("d/b.txt", "This | that")
-    write("d/c.wav")
-    bar, missing = refusal("d --name x")
-    assert bar.startswith("d/b.txt:1: ") and missing.startswith("d/c.txt:1: ")
+    make_pairs(tone(), tone(), tone())
+    write("s/x/1.txt", "This | that")
+    os.remove("s/x/2.txt")
+    bar, missing = refusal("s --name x")
+    assert bar.startswith("s/x/1.txt:1: ") and missing.startswith("s/x/2.txt:1: ")
+    assert sorted(os.listdir()) == ["c", "s"]
 
 
 @pytest.mark.parametrize("rate", [5120, 22050, 96000])
@@ -195,12 +195,6 @@ def test_takes_of_a_sentence_are_on_one_side_in_any_order(sentences, random):
 # Conversion
 
 
-def make_pairs(*samples, rate=RATE, **options):
-    for i, sound in enumerate(samples):
-        write(f"s/x/{i}.wav", sound, rate, **options)
-        write(f"s/x/{i}.txt", f"Text {i}.")
-
-
 @pytest.mark.parametrize(("before", "after"), [(48000, 22050), (16000, 22050), (44100, 16000)])
 def test_conversion_averages_channels_and_folds_nothing(before, after):
     """The second has a tone above the new band, or one within it."""
@@ -217,19 +211,14 @@ def test_conversion_averages_channels_and_folds_nothing(before, after):
     np.testing.assert_allclose(samples[: len(expected)][middle], expected[middle], atol=2e-4)
 
 
-def test_samples_of_the_right_rate_stay_as_they_are():
+def test_samples_of_the_right_rate_stay_as_they_are_and_trimming_leaves_a_margin():
     steps = np.random.default_rng(0).integers(-(2**15), 2**15, 3000)
-    make_pairs(steps / 2**15, tone(), subtype="PCM_24")
-    call("s --name x --convert_to d")
-    assert (soundfile.read("d/wavs/x/0.wav", dtype="int16")[0] == steps).all()
-
-
-def test_trimming_leaves_a_margin():
     samples, speech = np.zeros(RATE), slice(RATE // 2, 3 * RATE // 4)
     samples[speech] = tone(1)[speech]
-    make_pairs(samples, tone())
+    make_pairs(steps / 2**15, samples, subtype="PCM_24")
     call("s --name x --convert_to d --trim_db 40")
-    loud = np.flatnonzero(trimmed := soundfile.read("d/wavs/x/0.wav")[0])
+    assert (soundfile.read("d/wavs/x/0.wav", dtype="int16")[0] == steps).all()
+    loud = np.flatnonzero(trimmed := soundfile.read("d/wavs/x/1.wav")[0])
     assert loud[-1] - loud[0] == pytest.approx(RATE // 4, abs=5)
     for margin in (loud[0], len(trimmed) - loud[-1]):
         assert 0.05 <= margin / RATE < 0.075
@@ -244,6 +233,8 @@ def test_what_was_converted_is_a_corpus_with_the_same_split(capsys):
     call("d+e --name again")
     assert listed("there") == listed("again") == [f"wavs/{line}" for line in listed("here")]
     assert refusal("s --name there --convert_to d+e")[0].startswith("d+e: already has files")
+    write("s/x/0.flac")
+    assert refusal("s --name y --convert_to d")[0].startswith("s: has several clips named x/0")
 
 
 def test_audio_that_cannot_be_converted_is_in_one_list_and_leaves_no_corpus():
@@ -258,57 +249,47 @@ def test_audio_that_cannot_be_converted_is_in_one_list_and_leaves_no_corpus():
     assert not Path("d/metadata.csv").exists() and not Path("filelists").exists()
 
 
-def test_clips_that_would_be_converted_to_one_file_are_refused():
-    make_pairs(tone())
-    write("s/x/0.flac")
-    assert refusal("s --name x --convert_to d")[0].startswith("s: has several clips named x/0")
-
-
 # LJSpeech
 
-CORPUS, ARCHIVE = Path("data/LJSpeech-1.1"), Path("data/LJSpeech-1.1.tar.bz2")
 
-
-@pytest.fixture
-def ljspeech(monkeypatch):
-    """An archive of eight clips, which was downloaded."""
+def test_ljspeech_is_extracted_checked_and_listed(monkeypatch, capsys):
+    """Eight clips, in an archive that was downloaded. A damaged archive is refused."""
+    corpus, archive = Path("data/LJSpeech-1.1"), Path("data/LJSpeech-1.1.tar.bz2")
     rows = [f'C-{i}|No. {i} "as printed.|number {i} "as read.\n' for i in range(8)]
     write("c/metadata.csv", "".join(rows))
     for i in range(8):
         write(f"c/wavs/C-{i}.wav")
-    ARCHIVE.parent.mkdir()
-    with tarfile.open(ARCHIVE, "w:bz2") as tar:
-        tar.add("c", CORPUS.name)
-    for id_list, ids in (("train_ids.txt", "023457"), ("val_ids.txt", "16")):
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:bz2") as tar:
+        tar.add("c", corpus.name)
+    lists = {"train_ids.txt": "023457", "val_ids.txt": "16"}
+    for id_list, ids in lists.items():
         write(id_list, "".join(f"C-{i}\n" for i in ids))
-    monkeypatch.setattr(prepare_ljspeech, "SHA256", sha256(ARCHIVE.read_bytes()).hexdigest())
+    whole = archive.read_bytes()
+    monkeypatch.setattr(prepare_ljspeech, "SHA256", sha256(whole).hexdigest())
     monkeypatch.setattr(prepare_ljspeech, "EXTRACTED_SIZE", 1)
     monkeypatch.setattr(prepare_ljspeech, "URL", "http://127.0.0.1:1/")  # where nothing is
-    monkeypatch.setattr(prepare_ljspeech, "ID_LISTS", (Path("train_ids.txt"), Path("val_ids.txt")))
+    monkeypatch.setattr(prepare_ljspeech, "ID_LISTS", [Path(name) for name in lists])
     monkeypatch.setenv("no_proxy", "*")
 
-
-def test_ljspeech_is_extracted_checked_and_listed(ljspeech, capsys):
-    Path(f"{CORPUS}.unfinished", "left").mkdir(parents=True)  # by a run that was killed
-    prepare_ljspeech.main(["--data_dir", "data"])
-    assert sorted(os.listdir("data")) == [CORPUS.name, ARCHIVE.name]
-    for path in Path("c").rglob("*.*"):
-        assert Path(CORPUS, *path.parts[1:]).read_bytes() == path.read_bytes()
-    expected = f"data_dir={CORPUS},hours=24,learning_rate_decay=0.3"
-    assert printed_settings(capsys.readouterr().out) == create_hparams(expected, "nvidia")
-    names = HParams.training_files, HParams.validation_files
-    for name, ids in zip(names, ("023457", "16"), strict=True):
-        expected = [f'wavs/C-{i}.wav|number {i} "as read.' for i in ids]
-        assert Path(name).read_text().splitlines() == expected
-    ARCHIVE.unlink()
-    prepare_ljspeech.main(["--data_dir", "data"])  # finds the corpus
-
-
-def test_a_damaged_archive_is_not_extracted(ljspeech):
-    write(ARCHIVE, "damaged")
+    write(archive, "damaged")
     with pytest.raises(UserError, match=r"^http://.*; run again, or put LJ"):
         prepare_ljspeech.main(["--data_dir", "data"])
-    assert not CORPUS.exists()
+    assert not corpus.exists()
+    archive.write_bytes(whole)
+    Path(f"{corpus}.unfinished", "left").mkdir(parents=True)  # by a run that was killed
+    prepare_ljspeech.main(["--data_dir", "data"])
+    assert sorted(os.listdir("data")) == [corpus.name, archive.name]
+    for path in Path("c").rglob("*.*"):
+        assert Path(corpus, *path.parts[1:]).read_bytes() == path.read_bytes()
+    expected = f"data_dir={corpus},hours=24,learning_rate_decay=0.3"
+    assert printed_settings(capsys.readouterr().out) == create_hparams(expected, "nvidia")
+    names = HParams.training_files, HParams.validation_files
+    for name, ids in zip(names, lists.values(), strict=True):
+        expected = [f'wavs/C-{i}.wav|number {i} "as read.' for i in ids]
+        assert Path(name).read_text().splitlines() == expected
+    archive.unlink()
+    prepare_ljspeech.main(["--data_dir", "data"])  # finds the corpus
 
 
 def test_the_split_has_every_clip_of_ljspeech_once():

@@ -1,7 +1,6 @@
 """run_all.py as its users call it: on a corpus of tones, with a tiny model."""
 
 import importlib
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ import pytest
 from conftest import ROOT
 
 from cli import UserError, exit_on_user_error
-from hparams import HParams, create_hparams, format_overrides
+from hparams import HParams, create_hparams
 from scripts import run_all
 from tests.conftest import TINY, WORDS, records, write_tone
 from training.logger import RunLogger
@@ -38,12 +37,11 @@ def tones(tmp_path_factory) -> Path:
     return corpus
 
 
-def arguments(tones: Path, output: Path, *more: str, **settings) -> list[str]:
-    settings = {"batch_size": 2, "epochs_per_checkpoint": 1, "check_memory": False} | settings
-    overrides = f"{TINY}mel_cache_dir={tones}/cache,{format_overrides(settings)}"
-    only = [] if any("--only" in option for option in more) else ["--only", NAMES]
+def arguments(tones: Path, output: Path, *more: str) -> list[str]:
+    overrides = f"{TINY}mel_cache_dir={tones}/cache,batch_size=2,epochs_per_checkpoint=1"
+    overrides += ",check_memory=False"
     options = ["--corpus", str(tones), "--output", str(output), "--hparams", overrides]
-    return [*options, "--epochs", "2", *only, *more]
+    return [*options, "--epochs", "2", "--only", NAMES, *more]
 
 
 def parse(*args: str):
@@ -104,25 +102,26 @@ def here(series, tmp_path, monkeypatch) -> Path:
 
 
 def test_every_experiment_is_trained_and_compared(series):
+    table = (series / "out/runs.md").read_text()
     for name in NAMES.split():
         folder = series / "out" / name / "seed0"
-        settings = json.loads((folder / "hparams.json").read_text())
+        settings = run_all.recorded_hparams(folder)
         strategy, *operations = name.split("-")
-        assert settings["batching_strategy"] == strategy
-        assert settings["dynamic_batch_size"] == ("DBS" in operations)
-        assert settings["batch_randomization"] == ("BR" in operations)
-        assert (settings["seed"], settings["epochs"], settings["batch_size"]) == (0, 2, 2)
-        assert (settings["bucket_size"] < HParams.bucket_size) == (strategy == "BKT")
+        assert settings.batching_strategy == strategy
+        assert settings.dynamic_batch_size == ("DBS" in operations)
+        assert settings.batch_randomization == ("BR" in operations)
+        assert (settings.seed, settings.epochs, settings.batch_size) == (0, 2, 2)
+        assert (settings.bucket_size < HParams.bucket_size) == (strategy == "BKT")
         assert [record["epoch"] for record in records(folder, "epoch")] == [0, 1]
-    table = (series / "out/runs.md").read_text()
-    assert all(f"{name} |" in table for name in NAMES.split())
+        assert f"{name} |" in table
 
 
 def test_runs_of_so_many_hours(tmp_path, tones, run, monkeypatch):
     """Each to an end of its own. They are finished until more hours are asked for."""
     monkeypatch.chdir(tmp_path)
-    options = [word for word in arguments(tones, Path("out"), "--only=RAND SSB-BR") if word != "2"]
-    options.remove("--epochs")
+    options = arguments(tones, Path("out"), "--only=RAND SSB-BR")
+    epochs = options.index("--epochs")
+    del options[epochs : epochs + 2]
     by_time = [*options, "--hparams", "hours=1e-6"]
     assert run(*by_time).count(", seed 0: done") == 2
     for folder in Path("out").glob("*/seed0"):
@@ -213,12 +212,11 @@ def test_a_refused_call_trains_nothing(here, tones, run, options, message):
     assert {path: path.stat().st_mtime_ns for path in here.glob("out/**/*")} == before
 
 
-def test_what_no_run_can_start_with_ends_the_series(here, tones, run):
+def test_what_no_run_can_start_with_ends_the_series_and_a_full_disk_is_refused(
+    here, tones, run, monkeypatch
+):
     printed = run(*arguments(tones, Path("new"), "--hparams=batch_size=64"), status=2)
     assert "use at most 16" in printed and printed.count("called train.py") == 1
-
-
-def test_a_full_disk_is_refused(here, tones, run, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000))
     printed = run(*arguments(tones, Path("new")), status=2)
     assert "new: 0.0 GB are free, which is not enough; free some" in printed
@@ -257,16 +255,14 @@ def test_parameters_are_the_papers_on_ljspeechs_lengths():
 
 @pytest.mark.parametrize("strategy, unit", [("BKT", 16), ("ATS", 1)])
 def test_the_chosen_parameter_is_the_largest_within_the_target(strategy, unit):
-    lengths, name = (
-        np.random.default_rng(0).integers(96, 870, 800).tolist(),
-        run_all.PADDING_SETTINGS,
-    )
-    value = run_all.largest_within(0.1, lengths, strategy, 16)
-    zpr, zpr_of_next = (
-        run_all.mean_zpr(lengths, strategy, 16, **{name[strategy]: v})
-        for v in (value, value + unit)
-    )
-    assert zpr <= 0.1 < zpr_of_next
+    lengths = np.random.default_rng(0).integers(96, 870, 800).tolist()
+    largest = run_all.largest_within(0.1, lengths, strategy, 16)
+    setting = run_all.PADDING_SETTINGS[strategy]
+    zpr = [
+        run_all.mean_zpr(lengths, strategy, 16, **{setting: value})
+        for value in (largest, largest + unit)
+    ]
+    assert zpr[0] <= 0.1 < zpr[1]
 
 
 def test_run_all_sh_works_from_another_folder(tmp_path):

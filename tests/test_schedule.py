@@ -32,6 +32,7 @@ positive = st.floats(1e-3, 1e3)
 def test_it_never_rises_and_ends_at_0(highest, epochs, share, n_batches):
     """This holds for any number of batches in each epoch. Without a share it is constant."""
     fall = last_share(epochs, share)
+    assert fall.start == pytest.approx(epochs * (1 - share)) and fall.end == epochs
     steps = [
         (epoch, (batch + 1) / n)
         for epoch, n in zip(range(epochs), itertools.cycle(n_batches), strict=False)
@@ -43,13 +44,11 @@ def test_it_never_rises_and_ends_at_0(highest, epochs, share, n_batches):
     for (epoch, done), rate in zip(steps, rates, strict=True):
         if epoch + done <= fall.start:
             assert rate == highest
+        else:  # on a line
+            left = (epochs - epoch - done) / (epochs - fall.start)
+            assert rate == pytest.approx(highest * left, abs=1e-9 * highest)
     if share == 0:
         assert set(rates) == {highest}
-
-
-def test_it_falls_on_a_line():
-    rates = [learning_rate(8.0, last_share(10, 0.4), position) for position in (6, 7, 8, 9, 10)]
-    assert rates == [8, 6, 4, 2, 0]
 
 
 def train_for(limit, share, paces, noise, random, overhead=0.0):
@@ -166,22 +165,42 @@ def test_once_decided_the_end_is_saved(tmp_path, settings, run, ten_seconds, mon
     assert len(records(tmp_path / "run", "epoch")) == 10
 
 
-def test_a_run_may_become_longer_until_its_learning_rate_falls(tmp_path, settings, run, capsys):
+def test_a_run_may_become_longer_until_its_learning_rate_falls(
+    tmp_path, settings, run, monkeypatch
+):
     """What the error suggests is accepted. With a constant learning rate it always may."""
+
+    def stop_in(epoch: int):
+        """Kills a run after the first step of an ``epoch`` is saved."""
+
+        def hook(*_) -> None:
+            if epoch - 1 in [record["epoch"] for record in records(output, "step")]:
+                raise KeyboardInterrupt
+
+        return after_each_step(hook)
+
+    def stop(*_) -> None:
+        raise Stopped(signal.SIGTERM)
+
     decay = settings + "learning_rate_decay=0.5,epochs_per_validation=9,"
     output = tmp_path / "run"
-    with after_each_step(stop_in(output, 3)), pytest.raises(KeyboardInterrupt):
+    with stop_in(3), pytest.raises(KeyboardInterrupt):
         run("run", decay + "epochs=8,checkpoint_minutes=1e-9")
-    before = files(output)
+    before = {path: path.read_bytes() for path in output.rglob("*.*")}
     with pytest.raises(UserError, match=r"epochs=3: .* have begun to fall by now; use 6 or"):
         run("run", "epochs=3", "--resume")
-    assert files(output) == before
-    with after_each_step(stop_in(output, 6)), pytest.raises(KeyboardInterrupt):
+    assert {path: path.read_bytes() for path in output.rglob("*.*")} == before
+    with stop_in(6), pytest.raises(KeyboardInterrupt):
         run("run", "epochs=6", "--resume")
     for change, value in (("epochs=12", "epochs"), ("hours=1", "hours")):
         with pytest.raises(UserError, match=f"{change}.* to 0 after 6 epochs; leave {value} out"):
             run("run", change, "--resume")
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "validate", stop)  # in the last validation
+        assert run("run", "", "--resume") == 143
     assert run("run", "", "--resume") == 0
+    with pytest.raises(UserError, match="the learning rate has begun to fall, to 0 after 6 epochs"):
+        run("run", "epochs=8", "--resume")
     rates = [record["learning_rate"] for record in records(output, "step")]
     assert rates[-1] == 0 and set(rates[: len(rates) // 2]) == {1e-3}
 
@@ -205,37 +224,6 @@ def test_the_epochs_that_a_refusal_suggests_are_accepted(done, share, batch):
         hparams = dataclasses.replace(hparams, epochs=epochs)
         with nullcontext() if epochs == enough else pytest.raises(UserError):
             refuse_another_fall({"progress": progress}, Path("run"), hparams)
-
-
-def test_a_stop_in_the_last_validation_does_not_let_the_learning_rate_rise_again(
-    tmp_path, settings, run, monkeypatch
-):
-    settings += "learning_rate_decay=0.5,epochs_per_validation=9,epochs=4"
-
-    def stop(*_) -> None:
-        raise Stopped(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "validate", stop)
-        assert run("run", settings) == 143
-    assert run("run", "", "--resume") == 0
-    with pytest.raises(UserError, match="the learning rate has begun to fall, to 0 after 4 epochs"):
-        run("run", "epochs=8", "--resume")
-
-
-def stop_in(output: Path, epoch: int):
-    """Kills a run after the first step of an ``epoch`` is saved."""
-
-    def hook(*_) -> None:
-        saved = [record["epoch"] for record in records(output, "step")]
-        if saved.count(epoch - 1):
-            raise KeyboardInterrupt
-
-    return hook
-
-
-def files(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_several_processes_follow_the_clock_of_the_first(settings, run, monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -11,8 +12,8 @@ from conftest import build, save_model, set_gate
 from cli import UserError
 from scripts import evaluate
 from speech import Spoken, attention_errors, mel_cepstral_distortion, speak
-from training.figures import draw_alignment, draw_gate, render
-from training.validation import Sample, stop_errors
+from training.figures import draw_alignment, render
+from training.validation import stop_errors
 
 TEXT, FRAMES = "we saw the harbor at noon", 4  # frames per symbol
 HOP = 0.0125  # seconds
@@ -26,24 +27,15 @@ def align(*path, weight=0.9):
     return alignment
 
 
-def mels(n_frames, seed=0):
-    """Smooth random mels (80, n_frames)."""
-    noise = torch.randn(80, n_frames, generator=torch.Generator().manual_seed(seed))
-    return torch.cumsum(noise, 0) / 3 - 5
-
-
-def test_a_copy_has_no_distortion_whatever_its_loudness_and_pace():
-    mel = mels(40)
+def test_distortion_is_the_difference_of_spectra_in_db_whatever_the_loudness_and_pace():
+    noise = torch.randn(80, 40, generator=torch.Generator().manual_seed(0))
+    mel = torch.cumsum(noise, 0) / 3 - 5  # smooth
     assert mel_cepstral_distortion(mel, mel) == 0
     assert mel_cepstral_distortion(mel + 2, mel) == pytest.approx(0, abs=1e-5)
     assert mel_cepstral_distortion(mel.repeat_interleave(2, 1), mel) == 0
-
-
-def test_distortion_is_the_difference_of_spectra_in_db():
     # A cosine of a dB over the channels: the root of its mean square is 1 / sqrt(2) dB.
     channel = (torch.arange(80) + 0.5) / 80
     cosine = torch.cos(3 * math.pi * channel)[:, None] * math.log(10) / 20
-    mel = mels(30)
     assert mel_cepstral_distortion(mel + cosine, mel) == pytest.approx(1 / math.sqrt(2), rel=1e-3)
 
 
@@ -54,21 +46,17 @@ def test_a_removed_word_is_skipped(word):
     assert attention_errors(align(*rest), TEXT, HOP) == ([word], 0, 0)
 
 
-def test_going_back_is_a_repeat_and_neither_reading_on_nor_a_glance_is():
+def test_going_back_is_a_repeat_and_dispersed_attention_a_break():
+    """Neither reading on nor a glance is one."""
     n = len(TEXT)
-    assert attention_errors(align(*range(n)), TEXT, HOP) == ([], 0, 0)
+    whole = align(*range(n))
+    assert attention_errors(whole, TEXT, HOP) == ([], 0, 0)
     twice = align(*range(17), *range(11, n))
     assert attention_errors(twice, TEXT, HOP) == ([], 1, 0)
-    glance = align(*range(n))
+    glance = whole.clone()
     glance[60] = glance[8]
     assert attention_errors(glance, TEXT, HOP) == ([], 0, 0)
-
-
-def test_dispersed_attention_is_a_break():
-    n = len(TEXT)
-    lost = torch.full((20, n), 1 / n)
-    broken = torch.cat((align(*range(n)), lost))
-    found = attention_errors(broken, TEXT, HOP)
+    found = attention_errors(torch.cat((whole, torch.full((20, n), 1 / n))), TEXT, HOP)
     assert found.breaks == 1 and not found.skipped
 
 
@@ -81,19 +69,6 @@ def test_stop_errors_count_frames_from_the_true_end():
     gate[3, 1:4] = -1.0  # has ended in the third of these, with a probability of 0.61: 1 early
     lengths = torch.tensor([5, 5, 5, 5, 9])  # the last never stops
     assert stop_errors(gate, lengths, 0.5).tolist() == [0, 2, 1, 1, 1]
-
-
-def test_the_picture_of_the_gate_shows_when_the_clip_has_ended():
-    ends = torch.tensor([0.0, 0.25, 0.5, 0.5])  # if it has not ended before
-    mels, target, alignment = torch.zeros(2, 10, 8), torch.tensor([0.0, 0, 0, 1]), torch.zeros(8, 3)
-    figure = draw_gate(Sample("", *mels, ends.logit(), target, alignment), 0.5)
-    ended = [0, 0.25, 0.625, 0.8125]
-    for line, values in zip(figure.axes[0].lines, (target.tolist(), ended), strict=True):
-        assert line.get_xdata().tolist() == [0, 0.5, 1, 1.5]
-        assert line.get_ydata().tolist() == pytest.approx(values)
-
-
-# Speaking
 
 
 def test_speech_depends_on_the_seed_alone():
@@ -154,32 +129,28 @@ def test_a_step_of_several_frames_counts_as_all_of_them(evaluated, tmp_path):
     assert frames.round(6).tolist() == [2] * 4 and table["never stops"].item() == 0
 
 
-def speak_targets(monkeypatch, change):
-    """Let the model speak the clips themselves, each changed by ``change(mel, alignment, ids)``."""
-
-    def speak(model, texts, seed):
-        for i, ids in enumerate(texts):
-            n = targets[i].size(1)
-            steps = torch.arange(n) * len(ids) // n
-            alignment = torch.nn.functional.one_hot(steps, len(ids)).float()
-            yield i, Spoken(*change(targets[i], alignment, ids), stopped=True)
-
-    targets = []
-    original = evaluate.open_mels
+def test_targets_are_judged_perfect_and_changed_ones_not(evaluated, corpus, monkeypatch):
+    """The model speaks the clips themselves, each changed by ``change(mel, alignment, ids)``."""
+    wavs = [line.partition("|")[0] for line in (corpus / "val.txt").read_text().splitlines()]
+    (corpus / "val.txt").write_text("".join(f"{wav}|these are tones\n" for wav in wavs))
+    original, targets = evaluate.open_mels, []
 
     def open_mels(clips, hparams):
         mels = original(clips, hparams)
         targets[:] = [torch.from_numpy(mels(clip)).T for clip in clips]
         return mels
 
+    def speak(change, model, texts, seed):
+        for i, ids in enumerate(texts):
+            n = targets[i].size(1)
+            steps = torch.arange(n) * len(ids) // n
+            alignment = torch.nn.functional.one_hot(steps, len(ids)).float()
+            yield i, Spoken(*change(targets[i], alignment, ids), stopped=True)
+
     monkeypatch.setattr(evaluate, "open_mels", open_mels)
-    monkeypatch.setattr(evaluate, "speak", speak)
-
-
-def test_targets_are_judged_perfect_and_changed_ones_not(evaluated, corpus, monkeypatch):
-    wavs = [line.partition("|")[0] for line in (corpus / "val.txt").read_text().splitlines()]
-    (corpus / "val.txt").write_text("".join(f"{wav}|these are tones\n" for wav in wavs))
-    speak_targets(monkeypatch, lambda mel, alignment, ids: (mel, alignment))
+    monkeypatch.setattr(
+        evaluate, "speak", partial(speak, lambda mel, alignment, ids: (mel, alignment))
+    )
     _, copied, _ = evaluated()
     for column in ("MCD (dB)", "duration off by %", "any of these %"):
         assert copied[column].item() == 0
@@ -187,17 +158,17 @@ def test_targets_are_judged_perfect_and_changed_ones_not(evaluated, corpus, monk
     def late(mel, alignment, ids):
         return mel.repeat_interleave(2, 1), alignment.repeat_interleave(2, 0)
 
-    speak_targets(monkeypatch, late)
+    monkeypatch.setattr(evaluate, "speak", partial(speak, late))
     _, delayed, _ = evaluated()
     assert delayed["duration off by %"].item() == pytest.approx(100)
     assert delayed["any of these %"].item() == 0
 
     def without_a_word(mel, alignment, ids):
-        space = max(i for i, symbol in enumerate(ids) if symbol == 11)
-        kept = alignment.argmax(1) <= space
+        last_space = max(i for i, symbol in enumerate(ids) if symbol == 11)
+        kept = alignment.argmax(1) <= last_space
         return mel[:, kept], alignment[kept]
 
-    speak_targets(monkeypatch, without_a_word)
+    monkeypatch.setattr(evaluate, "speak", partial(speak, without_a_word))
     _, shortened, clips = evaluated()
     assert shortened["skips"].item() == 4 and shortened["any of these %"].item() == 100
     assert clips["skipped"].tolist() == ["tones"] * 4

@@ -35,14 +35,9 @@ def wavs(tmp_path: Path) -> Path:
     return folder
 
 
-def run(wavs: Path, output: Path, **options) -> dict:
-    settings = {"strategy": "RAND", "batch_size": None, "batch_seconds": None, "seed": 0}
-    settings |= {"epochs": 1, "wavs": wavs, "output": output, **options}
-    return enhancement.train(argparse.Namespace(**settings))
-
-
 @pytest.mark.parametrize("mismatched", [False, True])
 def test_mixtures_are_random_in_epochs_and_the_same_for_every_batching(wavs, mismatched):
+    """Split, they are pieces that have every sample once."""
     clips = enhancement.read_clips(wavs)
     whole = enhancement.Mixtures(clips, 3, mismatched=mismatched)
     split = enhancement.Mixtures(clips, 3, longest=2500, mismatched=mismatched)
@@ -55,16 +50,11 @@ def test_mixtures_are_random_in_epochs_and_the_same_for_every_batching(wavs, mis
         assert np.array_equal(mixture, same) and not np.array_equal(mixture, other)
         assert -5.01 < snr(mixture, speech) < 10.01
         assert np.square(speech).mean() == pytest.approx(0.01, 1e-3)
-
-
-def test_pieces_cover_every_sample_once(wavs):
-    clips = enhancement.read_clips(wavs)
-    data = enhancement.Mixtures(clips, 0, longest=2500)
-    assert max(map(len, clips)) > 2500 and data.lengths.max() <= 2500
-    joined = torch.cat([speech for _, speech in data])
-    assert np.array_equal(joined.numpy(), np.concatenate(clips))
-    joined = torch.cat([mixture for mixture, _ in data])
-    assert np.array_equal(joined.numpy(), np.concatenate(data.mixtures))
+    assert max(map(len, clips)) > 2500 and split.lengths.max() <= 2500
+    mixtures, speech = (torch.cat(pieces).numpy() for pieces in zip(*split, strict=True))
+    assert np.array_equal(speech, np.concatenate(split.clips))
+    assert mismatched or np.array_equal(speech, np.concatenate(clips))
+    assert np.array_equal(mixtures, np.concatenate(split.mixtures))
 
 
 def test_padding_changes_neither_output_nor_loss():
@@ -84,29 +74,26 @@ def test_padding_changes_neither_output_nor_loss():
 
 
 def test_training_lowers_the_loss(tmp_path, wavs):
-    result = run(wavs, tmp_path / "x", strategy="BKT", batch_seconds=0.5, epochs=3)
+    arguments = {"strategy": "BKT", "batch_size": None, "batch_seconds": 0.5, "seed": 0}
+    arguments |= {"wavs": wavs, "output": tmp_path / "x"}
+    result = enhancement.train(argparse.Namespace(**arguments, epochs=3))
     assert result["losses"][-1] < result["losses"][0] - 0.3
     assert result["clips"] == 14 and result["largest_batch_seconds"] <= 0.5  # 0.6 s was split
-    again = run(wavs, tmp_path / "x", strategy="BKT", batch_seconds=0.5)
+    again = enhancement.train(argparse.Namespace(**arguments, epochs=1))
     assert again["losses"] == pytest.approx(result["losses"][:1])  # equal seeds, equal runs
 
 
 def test_run_makes_the_table_and_skips_what_is_finished(tmp_path, wavs):
     def run_sh(**settings: str) -> tuple[int, str]:
-        settings = {"DATA": "wavs", "OUTPUT": "out", "STRATEGIES": "RAND", "SEEDS": "0"} | settings
+        settings |= {"DATA": "wavs", "OUTPUT": "out", "STRATEGIES": "RAND", "SEEDS": "0"}
         environment = os.environ | settings | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
         environment.pop("CI", None)  # where venv.sh would take another Python
-        done = subprocess.run(
-            ["bash", EXAMPLE / "run.sh"],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        return done.returncode, done.stdout
+        options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+        done = subprocess.run(["bash", EXAMPLE / "run.sh"], **options)
+        return done.returncode, done.stdout + done.stderr
 
-    runs = tmp_path / "out" / "runs"
+    out = tmp_path / "out"
+    runs = out / "runs"
     status, printed = run_sh(FIXED="2", DYNAMIC="", EPOCHS="1")
     assert status == 0, printed
     # Three more: another seed, another size, another strategy.
@@ -114,20 +101,19 @@ def test_run_makes_the_table_and_skips_what_is_finished(tmp_path, wavs):
         strategy, size, seed = name.split("-")
         arguments = f"{wavs} -o {runs}/{name}.json --strategy {strategy} --batch_{size}"
         enhancement.main([*arguments.split(), "--epochs", "1", "--seed", seed])
-
     before = {path: path.stat().st_mtime_ns for path in runs.iterdir()}
     status, printed = run_sh(FIXED="2", DYNAMIC="1", EPOCHS="1")
     assert status == 0, printed
     assert before == {path: path.stat().st_mtime_ns for path in runs.iterdir()}
-    table = (tmp_path / "out" / "table1.md").read_text().split("\n\n")[0]
+    table = (out / "table1.md").read_text().split("\n\n")[0]
     rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
     configurations = [["Random", "2 seq.", "2"], ["Random", "1 s", "1"], ["Sorted", "1 s", "1"]]
     assert [row[:3] for row in rows] == configurations
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    results = json.loads((out / "results.json").read_text())
     mean = (results[0]["matched"] + results[1]["matched"]) / 2
     assert len(results) == 4 and rows[0][-2].startswith(f"{mean:.2f} ± ")
     assert rows[1][-2] == f"{results[2]['matched']:.2f}"  # one seed has no error
-    assert (tmp_path / "out" / "figure4.png").exists()
+    assert (out / "figure4.png").exists()
     status, printed = run_sh(EPOCHS="2")
     assert status == 2 and "use another OUTPUT" in printed
 

@@ -70,14 +70,7 @@ def test_without_options_the_voice_of_this_repository_speaks(tmp_path, capsys, m
         synthesize.main(["-o", f"{tmp_path}/mels", "--teacher_forced", "list.txt"])
 
 
-def test_symbols_that_it_was_not_trained_on_are_named(speak):
-    printed, _ = speak(synthesize.VOICE, "Is it {HH AH0 T} outside?")
-    assert "note: the model was not trained on ?, {AH0}, {HH}, {T}; it cannot read" in printed
-    printed, _ = speak(synthesize.VOICE, "It is hot outside.")
-    assert "not trained" not in printed
-
-
-def test_the_voice_of_this_repository_reads_sentences():
+def test_the_voice_of_this_repository_reads_sentences_and_names_symbols_that_it_cannot(speak):
     texts = "The morning was cold, and the road was long.", "Who would believe such a story?"
     model = load_model(synthesize.VOICE)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
@@ -87,6 +80,10 @@ def test_the_voice_of_this_repository_reads_sentences():
         cleaned = clean_text(texts[i], model.hparams.text_cleaners)
         assert spoken.stopped
         assert speech.attention_errors(spoken.alignment, cleaned, hop_seconds) == ([], 0, 0)
+    printed, _ = speak(synthesize.VOICE, "Is it {HH AH0 T} outside?")
+    assert "note: the model was not trained on ?, {AH0}, {HH}, {T}; it cannot read" in printed
+    printed, _ = speak(synthesize.VOICE, "It is hot outside.")
+    assert "not trained" not in printed
 
 
 def test_a_checkpoints_own_alphabet_is_spoken(speak, tmp_path):
@@ -141,27 +138,14 @@ def test_splitting_loses_nothing_but_spaces(text, longest):
     assert whole == joined
 
 
-# Mels for a vocoder
-
-
-@pytest.fixture
-def predict(data, corpus, trained, speak):
-    """Call synthesize.py with --teacher_forced on val.txt, into tmp_path/speech."""
-
-    def call(*options, checkpoint=trained):
-        lists = ["--teacher_forced", f"{corpus}/val.txt", "--hparams", data]
-        return speak(checkpoint, *lists, *options)[0]
-
-    return call
-
-
 @pytest.mark.parametrize("r", [1, 3])
-def test_predicted_mels_are_those_of_validation(predict, corpus, data, tmp_path, r):
+def test_predicted_mels_are_those_of_validation(speak, corpus, data, tmp_path, r):
     checkpoint = save_model(tmp_path / "r.pt", build(n_frames_per_step=r))
-    predict("--seed", 3, checkpoint=checkpoint)
+    filelist = f"{corpus}/val.txt"
+    speak(checkpoint, "--teacher_forced", filelist, "--hparams", data, "--seed", 3)
     model = load_model(str(checkpoint), data)
     assert not model.training  # no dropout but the prenet's
-    clips = load_clips(f"{corpus}/val.txt", model.hparams)
+    clips = load_clips(filelist, model.hparams)
     clips.sort(key=lambda clip: clip.n_frames)
     dataset = MelDataset(clips, open_mels(clips, model.hparams), r)
     batch = collate([*dataset], r)
@@ -173,24 +157,21 @@ def test_predicted_mels_are_those_of_validation(predict, corpus, data, tmp_path,
         assert np.array_equal(saved, mel[:, : clips[i].n_frames - 1])
 
 
-def test_what_cannot_be_spoken_is_refused(speak, trained, tmp_path):
+def test_what_cannot_be_spoken_and_a_folder_that_has_files_are_refused(stopping, tmp_path):
     (tmp_path / "texts").write_bytes(b"one\n...")
     (tmp_path / "latin").write_bytes(b"one\n\xff")
-    for arguments, message in (
-        (["-i", f"{tmp_path}/texts"], r"texts:2: text '\.\.\.' has nothing to speak"),
-        (["-i", f"{tmp_path}/latin"], "latin: .*; give a text file in UTF-8"),
+    out = tmp_path / "out"
+    command = ["-o", str(out), "-c", str(stopping)]
+    for file, message in (
+        ("texts", r"texts:2: text '\.\.\.' has nothing to speak"),
+        ("latin", "latin: .*; give a text file in UTF-8"),
     ):
         with pytest.raises(UserError, match=message):
-            speak(trained, *arguments)
-    assert not (tmp_path / "speech").exists()
-
-
-def test_a_folder_that_has_files_is_refused(stopping, tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()  # an empty one is not
-    command = ["-o", str(out), "-c", str(stopping), "Hm."]
-    synthesize.main(command)
+            synthesize.main([*command, "-i", f"{tmp_path}/{file}"])
+    assert not out.exists()
+    out.mkdir()  # an empty one is not refused
+    synthesize.main([*command, "Hm."])
     before = {path: path.read_bytes() for path in out.iterdir()}
     with pytest.raises(UserError, match=r"out: already has files; give another -o$"):
-        synthesize.main(command)
+        synthesize.main([*command, "Hm."])
     assert before == {path: path.read_bytes() for path in out.iterdir()}

@@ -128,21 +128,18 @@ def test_a_residual_block_adds_what_its_convolutions_say(paired):
     torch.testing.assert_close(block(x), expected)
 
 
-def test_a_generator_for_other_mels_is_refused(tmp_path):
-    save_generator(tmp_path)
+def test_a_generator_for_other_mels_and_what_is_none_are_refused(tmp_path):
+    path = str(tmp_path / "g_1")
     hparams = dataclasses.replace(NVIDIA, hop_length=200, mel_fmax=7600.0)
     fix = "train a model with --hparams hop_length=256,mel_fmax=8000"
+    save_generator(tmp_path)
     with pytest.raises(UserError, match=f"g_1: is for other mels than the model's; .* {fix}"):
-        open_vocoder(hparams, str(tmp_path / "g_1"))
-    save_generator(tmp_path, fmax=None)
-    open_vocoder(dataclasses.replace(NVIDIA, mel_fmax=11025.0), str(tmp_path / "g_1"))
+        open_vocoder(hparams, path)
     assert "are for mels of hop_length=256,mel_fmax=8000.0" in why_griffin_lim(hparams)
     assert len(open_vocoder(hparams)(torch.zeros(80, 4))) == 600  # by Griffin-Lim
-
-
-@pytest.mark.parametrize("change", [{"resblock_kernel_sizes": 3}, {"upsample_initial_channel": 64}])
-def test_what_is_no_generator_is_refused(tmp_path, change):
-    save_generator(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))
-    with pytest.raises(UserError, match=r"g_1: is no HiFi-GAN generator with its .*; name one"):
-        open_vocoder(NVIDIA, str(tmp_path / "g_1"))
+    for change in ({"resblock_kernel_sizes": 3}, {"upsample_initial_channel": 64}):
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))
+        with pytest.raises(UserError, match=r"g_1: is no HiFi-GAN generator with its .*; name one"):
+            open_vocoder(NVIDIA, path)
+    save_generator(tmp_path, fmax=None)
+    open_vocoder(dataclasses.replace(NVIDIA, mel_fmax=11025.0), path)
