@@ -71,10 +71,12 @@ def exit_on_user_error(
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's parser without abbreviations, which raises :class:`UserError`."""
+    """argparse's parser, which shows a description as written, takes no abbreviations, and raises
+    :class:`UserError`."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
+        as_written = argparse.RawDescriptionHelpFormatter
+        super().__init__(formatter_class=as_written, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help shows the arguments")

@@ -60,7 +60,6 @@ def parse_args() -> argparse.Namespace:
     parser = cli.ArgumentParser(
         description="Train Tacotron 2 with efficient batching.",
         epilog=settings + textwrap.fill(resume),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     # fmt: off
     add = parser.add_argument

@@ -27,7 +27,7 @@ import re
 import resource
 import sys
 import time
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -300,7 +300,7 @@ def main() -> None:
     names = ["nvidia", "reference", "scan", *["eager"] * cuda]
     options = map("".join, product(names, ("", "+tf32", "+bf16"), ("", "+2", "+3")))
     implementations = [name for name in options if not re.fullmatch(r"nvidia.*\+\d", name)]
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--batch_sizes", type=positive, nargs="+", default=[16, 32, 64, 98], metavar="B")
     add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")

@@ -145,9 +145,7 @@ def evaluate(
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
     many = (
         "files, or folders of runs, for their newest checkpoints (after learning_rate_decay they "

@@ -6,7 +6,6 @@
 The file has the weights and the settings. synthesize.py, speech.load_model and train.py -c read it.
 """
 
-import argparse
 import dataclasses
 import io
 import sys
@@ -19,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, replacing
 from speech import load_model
-from training.checkpoint import VERSION, checkpoint_file
+from training.checkpoint import checkpoint_file
 
 
 def halved(weight: Tensor) -> Tensor:
@@ -29,9 +28,7 @@ def halved(weight: Tensor) -> Tensor:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
     checkpoint = (
         "a checkpoint of train.py or of NVIDIA's code, or the folder of a run, for its newest "
@@ -49,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
         weights = {name: halved(weight) for name, weight in weights.items()}
     hparams = dataclasses.asdict(model.hparams)
     buffer = io.BytesIO()  # written by Python below, whose errors say more than torch.save's
-    torch.save({"version": VERSION, "state_dict": weights, "hparams": hparams}, buffer)
+    torch.save({"state_dict": weights, "hparams": hparams}, buffer)
     make_folder(args.output.parent, "give another -o")
     with replacing(args.output) as file:
         file.write(buffer.getbuffer())

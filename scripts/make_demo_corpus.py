@@ -10,7 +10,6 @@ espeak-ng comes with the package espeakng-loader, under the GPL, version 3, whil
 under the BSD 3-Clause licence: nothing else in it may import this program.
 """
 
-import argparse
 import ctypes
 import os
 import random
@@ -204,8 +203,7 @@ def make_corpus(folder: Path, n_clips: int, scale: float) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = ArgumentParser(description=__doc__, formatter_class=as_written)
+    parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("output_dir", metavar="DIR", type=Path, help="folder for the corpus")
     add("--clips", type=positive, default=300, help="(default 300; LJSpeech has 13100)")

@@ -357,8 +357,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = ArgumentParser(description=__doc__, formatter_class=as_written)
+    parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("corpus", type=Path, metavar="DIR", help="folder of the corpus")
     add("--name", required=True, help="write filelists/NAME_*.txt")

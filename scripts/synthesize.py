@@ -240,9 +240,7 @@ def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("text", nargs="*", help="a sentence, quoted; {HH AH0 L OW1} is ARPAbet")
     add("-i", "--input", metavar="FILE", type=Path, help="a file of texts")

@@ -250,7 +250,7 @@ def build(**changes) -> Tacotron2:
 def save_model(path: Path, model: Tacotron2, **settings) -> Path:
     """Saves a model's weights and settings as train.py and export.py do."""
     hparams = {**dataclasses.asdict(model.hparams), **settings}
-    state = {"version": checkpoint.VERSION, "state_dict": model.state_dict(), "hparams": hparams}
+    state = {"state_dict": model.state_dict(), "hparams": hparams}
     checkpoint.save_checkpoint(path, state)
     return path
 

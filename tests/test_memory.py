@@ -142,14 +142,6 @@ def test_a_batch_that_fits_without_graphs_is_not_too_large(monkeypatch, capsys, 
         assert capsys.readouterr().out == printed
 
 
-def test_on_wsl_a_batch_that_spills_is_noted(monkeypatch, capsys):
-    for whole, half, noted in ((7.5, 1.0, False), (9.0, 1.0, True)):
-        monkeypatch.setattr(memory, "step_seconds", Mock(side_effect=[whole, half]))
-        memory.warn_if_spilled(None, None, None, ITEMS)
-        printed = capsys.readouterr().out
-        assert printed.startswith("note: a step of 4 clips takes 9.0 s,") == noted
-
-
 UNCLEAR = [
     "GET was unable to find an engine to execute this computation",
     "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",

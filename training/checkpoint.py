@@ -23,15 +23,9 @@ from hparams import HParams, format_overrides
 from training import distributed
 
 BEST = "checkpoint_best.pt"
-VERSION = 1  # of a checkpoint's format: raise it with any change, and name the commit below
-READERS = {None: "a6af20b"}  # the last commit that reads checkpoints of another version
 
 # Settings that this code no longer has, and that never changed what a checkpoint holds.
 REMOVED_SETTINGS = {"precise_batch_norm"}
-
-
-class OtherVersion(UserError):
-    """A checkpoint of another version of this recipe."""
 
 
 # The checkpoints in a run's folder
@@ -79,8 +73,6 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
     for path in [*numbered, *sorted(set(folder.glob("checkpoint_*.pt")) - set(numbered))]:
         try:
             state = load_checkpoint(path)
-        except OtherVersion:
-            raise
         except UserError as error:
             problems.append(str(error))
             continue
@@ -166,10 +158,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: has no 'state_dict' of weights; name a checkpoint that train.py or NVIDIA's "
             "code saved"
         )
-    if "hparams" in state and (version := state.get("version")) != VERSION:
-        reader = READERS.get(version)
-        fix = f"git checkout {reader} reads it" if reader else "use a newer copy of this code"
-        raise OtherVersion(f"{path}: its version is {version}, not {VERSION}; {fix}")
     weights = state["state_dict"]
     if all(name.startswith("module.") for name in weights):  # saved by DistributedDataParallel
         weights = {name.removeprefix("module."): weight for name, weight in weights.items()}

@@ -1,7 +1,6 @@
 """Tries whether the largest batches of a run fit in memory, and says what to do if it runs out."""
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -26,13 +25,11 @@ from training import distributed
 from training.device import (
     free_cached_memory,
     is_out_of_memory,
-    is_wsl,
     may_be_out_of_memory,
     synchronize,
 )
 from training.start import random_state, set_random_state
 
-SPILLED = 4  # a batch this many times slower than twice half of it has probably spilled
 WITHOUT_GRAPHS = "note: memory ran out: training goes on without CUDA graphs, more slowly"
 Result = TypeVar("Result")
 
@@ -154,8 +151,6 @@ def try_run(
                 fix = _suggestion(n_fitting / len(items), dataset, hparams)
                 batch = collate(items, hparams.n_frames_per_step)
                 raise UserError(f"{too_large(batch)}; {fix}")
-            if is_wsl() and next(model.parameters()).is_cuda:
-                warn_if_spilled(model, loss_function, optimizer, items)
             check_stop()
 
 
@@ -201,33 +196,6 @@ def memory_error(
         optimizer.zero_grad()
         free_cached_memory(device)  # so that fragments do not affect the next trial
     return None
-
-
-def warn_if_spilled(
-    model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
-) -> None:
-    """Prints a note if a batch takes so much longer than half of it that it does not seem to fit.
-    On WSL2 nothing fails: the driver moves what a GPU has no room for to the host."""
-    if len(items) < 2:
-        return
-    whole = step_seconds(model, loss_function, optimizer, items)
-    half = step_seconds(model, loss_function, optimizer, items[::2])
-    if whole > SPILLED * 2 * half:
-        print(
-            f"note: a step of {len(items)} clips takes {whole:.1f} s, and of half of them "
-            f"{half:.1f} s: the GPU's memory seems to be full, and the host's is used, which is "
-            "slow; set a smaller batch_capacity_seconds or batch_size"
-        )
-
-
-def step_seconds(
-    model: Tacotron2, loss_function: Tacotron2Loss, optimizer: Optimizer, items: list[Item]
-) -> float:
-    """Returns how long a second step takes: in the first one, cuDNN chooses its kernels."""
-    for _ in range(2):
-        start = time.perf_counter()
-        memory_error(model, loss_function, optimizer, items)
-    return time.perf_counter() - start
 
 
 def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:

@@ -20,10 +20,10 @@ from data_utils import Data
 from hparams import MAY_CHANGE, HParams, create_hparams, quote
 from model import Tacotron2
 from training import distributed
-from training.checkpoint import VERSION, load_checkpoint, load_newest, saved_hparams
+from training.checkpoint import load_checkpoint, load_newest, saved_hparams
 from training.schedule import Fall, Progress, last_share
 
-STATE = ("version", "state_dict", "optimizer", "progress", "random_states", "hparams", "data")
+STATE = ("state_dict", "optimizer", "progress", "random_states", "hparams", "data")
 
 
 def state_to_save(
@@ -32,7 +32,6 @@ def state_to_save(
     """Returns STATE, all that a run needs to continue exactly where it is. Several processes call
     this together."""
     return {
-        "version": VERSION,
         "state_dict": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "progress": dataclasses.asdict(progress),
