@@ -141,9 +141,8 @@ class HParams:
     p_decoder_dropout: float = _share(0.1, "dropout rate of the decoder LSTM's hidden state")
     p_postnet_dropout: float = _share(0.5, "dropout rate after each postnet convolution")
     mask_padding: bool = _setting(True, "beyond a clip's end: mel 0, gate logit 1000")
-    gate_threshold: float = _share(
-        0.5, "inference stops once a clip has ended with this probability"
-    )
+    end_steps: int = _above_0(40, "inference stops once a clip has ended in the last so many steps")
+    end_threshold: float = _share(0.5, "... with this probability; end_steps=1: NVIDIA's rule")
     max_decoder_steps: int = _above_0(1000, "inference cuts a clip off after this many steps")
 
     # Optimisation
@@ -222,7 +221,8 @@ MAY_CHANGE = {
     "checkpoint_minutes", "speak_every", "speak_texts",
     "keep_checkpoints", "max_bad_steps", "check_memory", "decoder", "data_dir",
     "training_files", "validation_files", "on_bad_clip", "max_text_length", "cache_mels",
-    "mel_cache_dir", "num_workers", "gate_threshold", "max_decoder_steps", "ignore_layers",
+    "mel_cache_dir", "num_workers", "end_steps", "end_threshold", "max_decoder_steps",
+    "ignore_layers",
 }  # fmt: skip
 
 # NVIDIA's settings that are missing here, and what to do instead.
@@ -230,6 +230,7 @@ NVIDIA_ONLY = {
     "iters_per_checkpoint": "use epochs_per_checkpoint, epochs_per_validation, checkpoint_minutes",
     "load_mel_from_disk": "mels are computed from the wavs once, and kept: see cache_mels",
     "fp16_run": "use precision=bf16, or tf32",
+    "gate_threshold": "use end_threshold, and end_steps=1 for NVIDIA's rule",
     "distributed_run": "on several GPUs: torchrun --nproc_per_node=N train.py ...",
 }
 

@@ -262,27 +262,27 @@ class Decoder(nn.Module):
         return mel.mT, gate, repeat_steps(alignment, self.n_frames_per_step)
 
     def generate(
-        self, memory: Tensor, padding: Tensor, gate_threshold: float, max_steps: int
+        self, memory: Tensor, padding: Tensor, hparams: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Decodes freely: every step reads the frames that the last one made.
 
-        It stops once every clip has ended, with a probability (:func:`end_probability`) above
-        ``gate_threshold``, or after ``max_steps`` steps. Returns what :meth:`forward` does, and
-        whether each clip has ended by each step, (B, n_steps).
+        It stops once every clip has ended (:func:`has_ended`), or after ``max_decoder_steps``.
+        Returns what :meth:`forward` does, and whether each clip has ended by each step,
+        (B, n_steps).
         """
         texts = EncodedTexts(memory, self.attention_layer.memory_layer(memory), padding)
         state = self.initial_state(memory)
         frame = memory.new_zeros(len(memory), self.step_dim)
         frames, gates, weights = [], [], []
-        for n in range(1, max_steps + 1):
+        for n in range(1, hparams.max_decoder_steps + 1):
             state = self.step(self.prenet(frame), state, texts)
             frame, gate = self.project(state.decoder_hidden, state.context)
             frames.append(frame)
             gates.append(gate)
             weights.append(state.weights)
             # Only now and then, since asking makes a GPU finish first.
-            if n % CHECK_EVERY == 0 or n == max_steps:
-                ended = end_probability(torch.stack(gates, 1)) > gate_threshold  # (B, n_steps)
+            if n % CHECK_EVERY == 0 or n == hparams.max_decoder_steps:
+                ended = has_ended(torch.stack(gates, 1), hparams)  # (B, n_steps)
                 if ended[:, -1].all():
                     break
         n = int((~ended).any(0).sum()) + 1  # up to the step by which the last clip has ended
@@ -381,8 +381,6 @@ class Tacotron2(nn.Module):
         self.hparams = hparams
         self.training_dtype = torch.bfloat16 if hparams.precision == "bf16" else None
         self.mask_padding = hparams.mask_padding
-        self.gate_threshold = hparams.gate_threshold
-        self.max_decoder_steps = hparams.max_decoder_steps
         self.embedding = nn.Embedding(hparams.n_symbols, hparams.symbols_embedding_dim)
         bound = math.sqrt(6 / (hparams.n_symbols + hparams.symbols_embedding_dim))
         nn.init.uniform_(self.embedding.weight, -bound, bound)
@@ -434,9 +432,7 @@ class Tacotron2(nn.Module):
         ]
         memory = pad_sequence(memories, batch_first=True)  # (B, T_in, D_encoder)
         padding = ~length_mask(torch.tensor(lengths, device=text.device), memory.size(1))
-        mel, gate, alignment, ended = self.decoder.generate(
-            memory, padding, self.gate_threshold, self.max_decoder_steps
-        )
+        mel, gate, alignment, ended = self.decoder.generate(memory, padding, self.hparams)
         stopped = ended[:, -1]
         n_steps = (~ended).sum(1) + stopped  # with the one in which a clip ends
         mel_lengths = n_steps * self.decoder.n_frames_per_step
@@ -447,15 +443,24 @@ class Tacotron2(nn.Module):
         return InferenceOutput(mel, mel_postnet, gate, alignment, mel_lengths, stopped)
 
 
-def end_probability(gate: Tensor) -> Tensor:
-    """Returns the probability (B, n_steps) that a clip has ended by each step, of gate logits
-    (B, n_steps).
+def end_probability(gate: Tensor, end_steps: int) -> Tensor:
+    """Returns the probability (B, n_steps) that a clip has ended in the last ``end_steps`` steps,
+    at each step, of gate logits (B, n_steps).
 
     Trained with ``mask_padding``, the gate sees each clip end once. So its probability p at a step
-    is that of ending there if the clip has not ended before, and it has ended by then with
+    is that of ending there if the clip has not ended before, and it has ended in some steps with
     1 - prod(1 - p). A clip whose end is uncertain may never have a p above a half, but it ends.
+    Only the last steps count, since a little p in every step of a long clip would add up.
     """
-    return -torch.expm1(-F.softplus(gate).cumsum(1))
+    total = F.softplus(gate).cumsum(1)  # -log of the probability that it has not ended
+    before = F.pad(total, (end_steps, 0))[:, : gate.size(1)]
+    return -torch.expm1(before - total)
+
+
+def has_ended(gate: Tensor, hparams: Any) -> Tensor:
+    """Returns whether each clip has ended by each step: (B, n_steps), as the gate logits."""
+    ends = end_probability(gate, hparams.end_steps) > hparams.end_threshold
+    return ends.cumsum(1) > 0
 
 
 def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:

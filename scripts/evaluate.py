@@ -69,7 +69,7 @@ def open_checkpoint(
     hparams = model.hparams
     clips = load_clips(hparams.validation_files, hparams)[:n_clips]
     longest = max(clips, key=lambda clip: clip.n_frames)
-    limit = hparams.n_frames_per_step * model.max_decoder_steps
+    limit = hparams.n_frames_per_step * hparams.max_decoder_steps
     if longest.n_frames >= limit:
         enough = 3 * longest.n_frames // (2 * hparams.n_frames_per_step) + 1
         raise UserError(

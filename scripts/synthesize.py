@@ -206,7 +206,7 @@ def write_speech(
         fix = "try a longer text, with a full stop at its end, or another --seed, or train longer"
         line += f", cut off: it never stopped ({fix})"
     elif seconds < 0.05:
-        line += ", nothing to hear: it stopped at once (train longer, or raise gate_threshold)"
+        line += ", nothing to hear: it stopped at once (train longer, or raise end_threshold)"
     return line
 
 

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import model as model_module
 from decoder import check_fast_path
+from hparams import HParams
 from layers import draw_mask
 from loss_function import Tacotron2Loss
 
@@ -48,9 +49,10 @@ def test_a_frame_depends_on_earlier_frames_only_and_the_first_on_zeros(tiny):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_three_frames_a_step_are_one_frame_of_three_times_the_bands(tiny, decoder):
-    """Such a decoder has the same weights. So has inference, until the gate opens."""
-    several = build(**NO_DROPOUT, decoder=decoder, n_frames_per_step=3, max_decoder_steps=4)
-    single = build(**NO_DROPOUT, decoder=decoder, n_mel_channels=30, max_decoder_steps=4)
+    """Such a decoder has the same weights. So has inference."""
+    never = {"end_steps": 1, "end_threshold": 0.9999, "max_decoder_steps": 4}
+    several = build(**NO_DROPOUT, **never, decoder=decoder, n_frames_per_step=3)
+    single = build(**NO_DROPOUT, **never, decoder=decoder, n_mel_channels=30)
     single.decoder.load_state_dict(several.decoder.state_dict())  # with their shapes
     batch = noise_batch(tiny, [7, 5, 3], [9, 12, 4], 3)
     memory, padding = torch.randn(3, 7, 8), torch.zeros(3, 7, dtype=torch.bool)
@@ -61,8 +63,8 @@ def test_three_frames_a_step_are_one_frame_of_three_times_the_bands(tiny, decode
     for mel, gate, alignment, expected in (
         (*several.decoder(memory, batch.mel, padding),
          single.decoder(memory, by_step(batch.mel), padding)),
-        (*several.decoder.generate(memory, padding, 1.0, 4)[:3],
-         single.decoder.generate(memory, padding, 1.0, 4)),
+        (*several.decoder.generate(memory, padding, several.hparams)[:3],
+         single.decoder.generate(memory, padding, single.hparams)),
     ):  # fmt: skip
         assert mel.shape == (3, 10, 12) and gate.shape == (3, 4) and alignment.shape == (3, 12, 7)
         assert_close((by_step(mel), gate), expected[:2])
@@ -159,13 +161,22 @@ def test_inference_of_a_batch_is_that_of_each_clip(tiny):
         assert not together.mel_postnet[i, :, n_frames:].any()
 
 
-def test_a_clip_has_ended_by_a_frame_unless_it_goes_on_at_all_before():
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_a_clip_has_ended_unless_it_goes_on_in_each_of_the_last_steps(n):
+    """With one step, this is NVIDIA's rule. A little doubt in every step of a long clip ends none,
+    and a clip that has ended does not go on."""
     p = torch.tensor([[0.1] * 9, [0.45, 0.0, 0.2, 0.9, 0.0, 0.0, 0.0, 0.0, 1.0], [0.0] * 9])
-    expected = 1 - (1 - p).cumprod(1)
     gate = torch.logit(p, eps=1e-7)
-    assert_close(model_module.end_probability(gate), expected, rtol=1e-4, atol=1e-5)
-    ended = model_module.end_probability(gate) > 0.5
-    assert ended.int().argmax(1).tolist() == [6, 2, 0] and not ended[2].any()
+    expected = [1 - (1 - p[:, max(t - n, 0) : t]).prod(1) for t in range(1, 10)]
+    predicted = model_module.end_probability(gate, n)
+    assert_close(predicted, torch.stack(expected, 1), rtol=1e-4, atol=1e-5)
+    hparams = HParams(end_steps=n)
+    n_before = (~model_module.has_ended(gate, hparams)).sum(1).tolist()
+    assert n_before == {1: [9, 3, 9], 3: [9, 2, 9], 40: [6, 2, 9]}[n]
+    doubt = torch.logit(torch.full((1, 2000), 0.01))
+    assert not model_module.has_ended(doubt, hparams).any()
+    doubt[0, 1000] = 5
+    assert model_module.has_ended(doubt, hparams)[0].tolist() == [False] * 1000 + [True] * 1000
 
 
 # A changed model

@@ -10,6 +10,8 @@ import torch
 from conftest import build, save_model, set_gate
 
 from cli import UserError
+from hparams import HParams
+from model import has_ended
 from scripts import evaluate
 from speech import Spoken, attention_errors, mel_cepstral_distortion, speak
 from training.figures import draw_alignment, render
@@ -68,11 +70,11 @@ def test_stop_errors_count_frames_from_the_true_end():
     gate[2, 6:] = 5  # after the end, where the padding stops it: 1 late
     gate[3, 1:4] = -1.0  # has ended in the third of these, with a probability of 0.61: 1 early
     lengths = torch.tensor([5, 5, 5, 5, 9])  # the last never stops
-    assert stop_errors(gate, lengths, 0.5).tolist() == [0, 2, 1, 1, 1]
+    assert stop_errors(has_ended(gate, HParams()), lengths).tolist() == [0, 2, 1, 1, 1]
 
 
 def test_speech_depends_on_the_seed_alone():
-    model = build(max_decoder_steps=12, gate_threshold=0.9999)
+    model = build(max_decoder_steps=12, end_threshold=0.9999)
     model.train()
     texts = [[5, 6, 7], [8] * 9, [9, 10]]
     state = torch.get_rng_state()

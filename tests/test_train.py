@@ -186,7 +186,7 @@ def test_speech_is_logged_by_step_and_does_not_disturb_training(tmp_path, settin
         assert [image.step for image in logged.Images(f"{clip}/mel")] == expected
         assert [audio.step for audio in logged.Audio(f"{clip}/predicted")] == expected
 
-    assert run("mute", f"{settings}{speaks},gate_threshold=1e-6") == 0  # it stops at once
+    assert run("mute", f"{settings}{speaks},end_threshold=1e-6") == 0  # it stops at once
     logged = EventAccumulator(str(tmp_path / "mute")).Reload()
     assert logged.Images("speech/2/alignment") and "speech/2/audio" not in logged.Tags()["audio"]
     wavs = (tmp_path / "mute" / "sample").glob("step_*_2.wav")

@@ -25,7 +25,7 @@ from training import distributed
 BEST = "checkpoint_best.pt"
 
 # Settings that this code no longer has, and that never changed what a checkpoint holds.
-REMOVED_SETTINGS = {"precise_batch_norm"}
+REMOVED_SETTINGS = {"precise_batch_norm", "gate_threshold"}
 
 
 # The checkpoints in a run's folder

@@ -58,12 +58,14 @@ def draw_mels(sample: Sample, hop_seconds: float) -> Figure:
     return figure
 
 
-def draw_gate(sample: Sample, step_seconds: float) -> Figure:
-    """Draws the probability that the clip has ended by each decoder step, and its target."""
+def draw_gate(sample: Sample, step_seconds: float, end_steps: int) -> Figure:
+    """Draws the probability that the clip has ended in the last ``end_steps`` steps, and its
+    target."""
     figure, (axes,) = _figure(2.5)
     seconds = np.arange(len(sample.gate)) * step_seconds
     axes.plot(seconds, sample.gate_target.numpy(), color="0.7", label="target")
-    axes.plot(seconds, end_probability(sample.gate[None])[0].numpy(), label="predicted")
+    predicted = end_probability(sample.gate[None], end_steps)[0]
+    axes.plot(seconds, predicted.numpy(), label="predicted")
     axes.set(xlabel="time (s)", ylabel="has ended: probability", ylim=(-0.05, 1.05))
     axes.legend(loc="upper left", frameon=False)
     return figure

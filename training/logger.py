@@ -284,7 +284,7 @@ class RunLogger:
         figures = {
             "alignment": draw_alignment(sample.alignment, sample.text, hop_seconds),
             "mel": draw_mels(sample, hop_seconds),
-            "gate": draw_gate(sample, hop_seconds * hparams.n_frames_per_step),
+            "gate": draw_gate(sample, hop_seconds * hparams.n_frames_per_step, hparams.end_steps),
         }
         for kind, figure in figures.items():
             pixels = render(figure)

@@ -14,7 +14,7 @@ from cli import progress_bar
 from data_utils import VALIDATION_SEED, Batch, MelDataset, load_ahead
 from layers import length_mask
 from loss_function import Loss, Tacotron2Loss, distance_from_diagonal
-from model import Output, Tacotron2, end_probability
+from model import Output, Tacotron2, has_ended
 from training.device import full_precision
 from training.distributed import RANK, WORLD_SIZE, broadcast_buffers, gathered
 
@@ -106,7 +106,7 @@ def batch_sums(
     n_real = int(batch.mel_lengths.sum())
     n_steps = (batch.gate == 0).sum(1) + 1  # (B,)
     diagonality, focus = alignment_scores(output.alignment, batch.text_lengths, batch.mel_lengths)
-    stop_error = stop_errors(output.gate, n_steps, model.gate_threshold)
+    stop_error = stop_errors(has_ended(output.gate, hparams), n_steps)
     step_seconds = hparams.n_frames_per_step * hparams.hop_length / hparams.sampling_rate
     return {
         "loss": (loss.total.item() * n_padded, n_padded),
@@ -143,15 +143,15 @@ def alignment_scores(
     return diagonality, focus
 
 
-def stop_errors(gate: Tensor, n_steps: Tensor, threshold: float) -> Tensor:
-    """Returns how many steps (B,) lie between each clip's last step and the first by which it has
-    ended with a probability above ``threshold``; 1 if it has in none.
+def stop_errors(ended: Tensor, n_steps: Tensor) -> Tensor:
+    """Returns how many steps (B,) lie between each clip's last step and the first by which the
+    model says that it has ended; 1 if there is none.
 
     Args:
-        gate: (B, n_steps) logits
+        ended: (B, n_steps) of :func:`has_ended`
         n_steps: (B,), the clips' lengths
     """
-    running = (end_probability(gate) <= threshold) & length_mask(n_steps, gate.size(1))
+    running = ~ended & length_mask(n_steps, ended.size(1))
     return (running.sum(1) - (n_steps - 1)).abs()
 
 
