@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from cli import UserError
 from hparams import create_hparams, parse_overrides
 from model import Tacotron2
+from text import symbol_names
 from training.checkpoint import checkpoint_file, load_checkpoint, load_weights, saved_hparams
 
 N_CEPSTRA = 13  # cepstral coefficients in the distortion, without the 0th, which is loudness
@@ -36,6 +37,7 @@ class Spoken(NamedTuple):
     mel: Tensor  # (n_mels, T_out) log-mel, on the CPU
     alignment: Tensor  # (T_out, T_in) attention weights, on the CPU
     stopped: bool  # False if max_decoder_steps cut it off
+    symbols: list[str]  # names of the T_in symbols
 
 
 def load_model(path: str | Path, overrides: str = "", **changes: Any) -> Tacotron2:
@@ -105,7 +107,8 @@ def speak(
             stopped = bool(output.stopped[row])
             # Clones, since views would keep the whole batch in memory.
             mel, alignment = output.mel_postnet[row, :, :n].clone(), alignment.clone()
-            yield i, Spoken(mel.cpu(), alignment.cpu(), stopped)
+            symbols = symbol_names(texts[i], model.hparams.symbols)
+            yield i, Spoken(mel.cpu(), alignment.cpu(), stopped, symbols)
 
 
 def mel_cepstral_distortion(mel: Tensor, target: Tensor) -> float:
@@ -132,7 +135,7 @@ def mel_cepstral_distortion(mel: Tensor, target: Tensor) -> float:
 class AttentionErrors(NamedTuple):
     """The errors in an alignment."""
 
-    skipped: list[str]  # words that got too little attention
+    skipped: list[int]  # words that got too little attention, by their number
     repeats: int  # times that attention went back
     breaks: int  # times that attention was lost
 
@@ -147,18 +150,18 @@ def attention_errors(alignment: Tensor, text: str, hop_seconds: float) -> Attent
     - In a break, no symbol gets a weight of ``BREAK_WEIGHT``, for ``BREAK_SECONDS`` or longer.
 
     Args:
-        text: a character for each of the ``T_in`` symbols; spaces separate words.
+        text: a character for each of the ``T_in`` symbols, @ for a phone; spaces separate words.
     """
     attention = alignment.sum(0).numpy()  # (T_in,) frames
     letters = np.array([not c.isspace() and (c.isalnum() or c == "@") for c in text])
     words, start = [], 0
-    for word in text.split(" "):
+    for i, word in enumerate(text.split(" ")):
         span = slice(start, start + len(word))
         if letters[span].any():
-            words.append((word, attention[span].sum(), letters[span].sum()))
+            words.append((i, attention[span].sum(), letters[span].sum()))
         start += len(word) + 1
     rate = sum(frames for _, frames, _ in words) / max(letters.sum(), 1)
-    skipped = [word for word, frames, n in words if frames < SKIPPED * rate * n]
+    skipped = [i for i, frames, n in words if frames < SKIPPED * rate * n]
 
     weight, symbol = (x.numpy() for x in alignment.max(1))
     back = np.maximum.accumulate(symbol) - symbol >= REPEAT_SYMBOLS

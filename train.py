@@ -360,7 +360,9 @@ class Run:
         if self.data.texts and (is_last or n_validations % hparams.speak_every == 0):
             texts = self.data.texts if distributed.RANK == 0 else []
             for i, spoken in speak(self.model, texts):
-                self.logger.log_speech(i, spoken.mel, spoken.alignment, step, hparams)
+                self.logger.log_speech(
+                    i, spoken.mel, spoken.alignment, spoken.symbols, step, hparams
+                )
 
     def plan_end(self) -> bool:
         """Plans the end of a run that is limited by ``hours``, and says when training ends. Returns

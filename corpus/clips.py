@@ -16,7 +16,7 @@ import soundfile
 from cli import UserError, counted, make_folder, progress_bar, replacing
 from corpus.audio import ClipError, Stamp, check_wav, get_stamp
 from hparams import HParams
-from text import alphabet, clean_text, text_to_sequence, unknown_characters
+from text import alphabet, clean_text, spelled, text_to_sequence, unknown_characters
 
 MAX_LISTED = 10  # problems of a kind that a report lists
 SILENT_PEAK = 1e-3  # -60 dB of full scale: a clip that stays below it has no speech
@@ -300,7 +300,9 @@ def _report_letters_in_ascii(texts: Sequence[tuple[str, str]], hparams: HParams)
         letters = [character for character in text if character.isalpha() and character > "\x7f"]
         for letter in letters:
             if letter not in cleaned:
-                cleaned[letter] = clean_text(letter, hparams.text_cleaners, hparams.symbols)
+                cleaned[letter] = clean_text(
+                    letter, spelled(hparams.text_cleaners), hparams.symbols
+                )
         if any(cleaned[letter] and cleaned[letter].isascii() for letter in letters):
             locations.append(location)
     if not locations:

@@ -17,6 +17,7 @@ from corpus.clips import (
 )
 from corpus.mels import MelCache
 from hparams import HParams
+from text import text_to_sequence, training_cleaners
 
 MAX_SKIPPED = 0.01  # share of a set's clips that on_bad_clip=skip leaves out
 
@@ -50,7 +51,13 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     train = _without_bad_clips(train, train_problems, hparams.training_files)
     val = _without_bad_clips(val, val_problems, hparams.validation_files)
     _note_texts_in_both(train, val)
-    return train, val
+    return [_as_trained(clip, hparams) for clip in train], val
+
+
+def _as_trained(clip: Clip, hparams: HParams) -> Clip:
+    """Returns a clip with the symbols that the model is to train on."""
+    cleaners = training_cleaners(hparams.text_cleaners)
+    return clip._replace(ids=text_to_sequence(clip.text, cleaners, hparams.symbols))
 
 
 def _check_lists(hparams: HParams) -> None:

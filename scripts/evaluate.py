@@ -41,7 +41,7 @@ from hparams import AUDIO, format_overrides
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import STOPS_EARLY, attention_errors, load_model, mel_cepstral_distortion, speak
-from text import alphabet
+from text import alphabet, written_words
 from training.checkpoint import checkpoint_file
 from training.validation import validate
 
@@ -110,6 +110,7 @@ def evaluate_clips(model: Tacotron2, dataset: MelDataset, seed: int) -> pd.DataF
         # A letter for each symbol; a phone such as @AH0 gives its @.
         letters = "".join(symbols[id][0] for id in clip.ids)
         errors = attention_errors(speech.alignment, letters, hop_seconds)
+        words = written_words(clip.text, model.hparams.text_cleaners)
         rows[i] = {
             "clip": clip.path,
             "text": clip.text,
@@ -121,7 +122,7 @@ def evaluate_clips(model: Tacotron2, dataset: MelDataset, seed: int) -> pd.DataF
             "skips": bool(errors.skipped),
             "repeats": errors.repeats > 0,
             "breaks": errors.breaks > 0,
-            "skipped": " ".join(errors.skipped),
+            "skipped": " ".join(words[i] for i in errors.skipped),
         }
     return pd.DataFrame([rows[i] for i in range(len(clips))])
 

@@ -7,9 +7,9 @@ DIR has metadata.csv, with lines ID|text or ID|text|normalised text, and ID.wav 
 in wav/ or beside it. Or it has a text file for each wav or flac, in any folder: ID.txt or
 ID.normalized.txt beside it, or, as in VCTK, txt/p225/ID.txt for wav48/p225/ID.wav.
 
-Clips whose cleaned texts are equal are in the same list. With --text_cleaners basic_cleaners, for
-a language other than English, the characters of all texts become its alphabet,
-filelists/NAME_symbols.txt.
+Clips whose cleaned texts are equal are in the same list. English words are read as the phones that
+CMUdict has for them. With --text_cleaners basic_cleaners, for another language, the characters of
+all texts become its alphabet, filelists/NAME_symbols.txt.
 """
 
 import argparse
@@ -51,7 +51,7 @@ from corpus.clips import (
 )
 from hparams import HParams, audio_settings, format_overrides
 from text import alphabet, check_alphabet, clean_text
-from text.cleaners import CLEANERS
+from text.cleaners import CLEANERS, TRAINING, unknown_words
 
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 TRAIN_SHARE = 0.8  # of the clips, as the paper's
@@ -160,6 +160,15 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
         locations = ", ".join(with_digits[:5])
         print(f"note: {locations}: digits are not read (in {texts}); spell numbers out")
     return "".join(symbols)
+
+
+def print_unknown_words(clips: Sequence[Clip]) -> None:
+    """Prints how many words have no phones in CMUdict, and the most frequent ones."""
+    uses = Counter(word for clip in clips for word in unknown_words(clip.text))
+    frequent = ", ".join(f"{word} {n}" for word, n in uses.most_common(10))
+    if uses:
+        words = counted(len(uses), "word")
+        print(f"{words} without phones in CMUdict, read as spelled; the most frequent: {frequent}")
 
 
 # Conversion
@@ -309,6 +318,8 @@ def prepare(args: argparse.Namespace) -> None:
         settings["symbols"] = f"@{symbols_file}"
     clips = check_corpus(lines, problems, hparams, converting=args.convert_to is not None)
     report_unknown_characters(((clip.location, clip.text) for clip in clips), hparams)
+    if args.text_cleaners == "english_phones":
+        print_unknown_words(clips)
     if args.convert_to:
         convert(clips, args.convert_to, args.corpus, args.sampling_rate, args.trim_db)
         lines, problems = read_table(args.convert_to)
@@ -369,7 +380,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     quiet = "also cut off both ends, where they stay so far below the loudest 25 ms (try 40)"
     add("--trim_db", type=float, default=0.0, metavar="DB", help=quiet)
     cleaners = "cleaners of the language (default: %(default)s)"
-    add("--text_cleaners", choices=CLEANERS, default="english_cleaners", help=cleaners)
+    names = sorted({*CLEANERS} - {*TRAINING.values()})
+    add("--text_cleaners", choices=names, default="english_phones", help=cleaners)
     args = parser.parse_args(argv)
     check_arguments(args)
     prepare(args)

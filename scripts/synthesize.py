@@ -46,7 +46,7 @@ from data_utils import MelDataset, load_ahead
 from hparams import HParams
 from model import Tacotron2
 from speech import Spoken, load_model, speak
-from text import clean_text, sequence_to_text
+from text import clean_text, sequence_to_text, spelled
 from training.checkpoint import checkpoint_file
 from training.figures import draw_speech
 from vocoder import Vocoder, open_vocoder, why_griffin_lim
@@ -113,7 +113,7 @@ def symbol_ids(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
     pieces = []
     try:
         check_text(text.text, hparams)
-        cleaned = clean_text(text.text, hparams.text_cleaners, hparams.symbols)
+        cleaned = clean_text(text.text, spelled(hparams.text_cleaners), hparams.symbols)
         for piece in split_text(cleaned, longest):
             try:
                 pieces.append(check_text(piece, hparams))
@@ -192,7 +192,9 @@ def write_speech(
         mels.append(piece.mel)
         sounds.append(vocoder(piece.mel))
     mel = torch.cat(mels, 1)
-    figure = draw_speech([piece.alignment for piece in pieces], mel, text, hop_seconds, pause)
+    alignments = [piece.alignment for piece in pieces]
+    symbols = [symbol for piece in pieces for symbol in piece.symbols]
+    figure = draw_speech(alignments, mel, text, symbols, hop_seconds, pause)
     files = {suffix: io.BytesIO() for suffix in ("wav", "npy", "png")}
     soundfile.write(files["wav"], np.concatenate(sounds), hparams.sampling_rate, format="wav")
     np.save(files["npy"], mel.numpy())

@@ -318,7 +318,8 @@ def test_a_signal_finishes_the_batch_and_saves(tmp_path, settings, run, number):
 def test_tensorboard_has_once_what_was_logged_again(tmp_path, tiny, no_pictures):
     """A run that is killed twice within its second epoch, from whose start it is resumed."""
     n, text = 20, "hello"
-    sample = Sample(text, *torch.zeros(2, 10, n), *torch.zeros(2, n), torch.zeros(n, len(text)))
+    attention = torch.zeros(n, len(text))
+    sample = Sample(text, [*text], *torch.zeros(2, 10, n), *torch.zeros(2, n), attention)
     for step in (0, 4, 4):
         run_logger = RunLogger(tmp_path, tmp_path, open_vocoder(tiny), step)
         run_logger.log_settings(tiny)

@@ -13,10 +13,14 @@ from text import (
     sequence_to_text,
     symbols,
     text_to_sequence,
+    training_cleaners,
     unknown_characters,
+    written_words,
 )
+from text.cleaners import unknown_words
 
 ENGLISH, BASIC = ["english_cleaners"], ["basic_cleaners"]
+PHONES = ["english_phones"]
 ANY_CHARACTER = st.characters(exclude_categories=())  # lone surrogates too
 # Random Unicode seldom makes a number; these characters often do.
 ANY_TEXT = st.text(ANY_CHARACTER) | st.text("0123459,.-/ $£€¥%°#{}'stndrh_kmbH²½٣\n")
@@ -66,6 +70,51 @@ def test_cleaners(cleaner, read, unknown):
     text, cleaners = "Mr. Müller  has\n5 Cats\t", [f"{cleaner}_cleaners"]
     assert clean_text(text, cleaners) == read
     assert unknown_characters(text, cleaners) == set(unknown)
+
+
+@pytest.mark.parametrize(
+    ("text", "read", "unknown"),
+    [
+        ("Dr. No: 'hi'!", "{D AA1 K T ER0} {N OW1}: '{HH AY1}'!", []),
+        ("a live {L IH1 V} zyx 2", "{AH0} {L AY1 V} {L IH1 V} zyx {T UW1}", ["zyx"]),
+        ("o'clock, don't", "{AH0 K L AA1 K}, {D OW1 N T}", []),  # in the dictionary
+        ("fox's gulch's hydras'", "{F AA1 K S AH0 Z} {G AH1 L CH IH0 Z} {HH AY1 D R AH0 Z}'", []),
+        ("tiptoe's trumpet's", "{T IH1 P T OW2 Z} {T R AH1 M P AH0 T S}", []),
+        ("｛hi｝ é [", "{HH AY1} {IY1} ", []),
+    ],
+)
+def test_words_become_phones(text, read, unknown):
+    assert sequence_to_text(text_to_sequence(text, PHONES)) == read
+    assert [*unknown_words(re.sub("{.*}", "", text))] == unknown
+    assert unknown_characters(text, PHONES) == unknown_characters(text, ENGLISH)
+
+
+def test_a_tenth_of_the_words_stay_letters_in_training():
+    texts = [f"the cat ate {n} fish and drank milk" for n in range(500)]
+    once, again = (
+        [text_to_sequence(text, training_cleaners(PHONES)) for text in texts] for _ in range(2)
+    )
+    assert once == again
+    n_words, n_phones = (
+        sum(sequence_to_text(ids).count("{") for ids in sets)
+        for sets in ((text_to_sequence(text, PHONES) for text in texts), once)
+    )
+    assert 0.08 < 1 - n_phones / n_words < 0.12
+    assert training_cleaners(ENGLISH) == ENGLISH
+
+
+@hypothesis.settings(max_examples=200)
+@given(ANY_TEXT)
+def test_phones_are_of_the_same_words(text):
+    try:
+        ids = text_to_sequence(text, PHONES)
+    except ValueError:
+        return
+    read = sequence_to_text(ids)
+    assert len(re.split(r" (?![^{]*\})", read)) == len(written_words(text, PHONES))
+    letters = text_to_sequence(text, ENGLISH)
+    for kind in ("!'(),.:;?", "-"):
+        assert [i for i in ids if symbols[i] in kind] == [i for i in letters if symbols[i] in kind]
 
 
 @given(st.lists(st.integers(1, len(symbols) - 1)))

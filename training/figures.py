@@ -14,30 +14,41 @@ from torch import Tensor
 from model import end_probability
 from training.validation import Sample
 
+MAX_NAMED = 60  # symbols beside a picture of attention
 
-def draw_alignment(alignment: Tensor, text: str, hop_seconds: float) -> Figure:
-    """Draws attention weights (T_out, T_in) over time."""
+
+def draw_alignment(
+    alignment: Tensor, text: str, symbols: Sequence[str], hop_seconds: float
+) -> Figure:
+    """Draws attention weights (T_out, T_in) over time, and names the ``T_in`` symbols."""
     figure, (axes,) = _figure(4)
     image = _show(axes, alignment.T, hop_seconds)
     figure.colorbar(image, label="attention weight")
     _set_title(axes, text)
-    axes.set(xlabel="time (s)", ylabel="character")
+    axes.set(xlabel="time (s)")
+    _name_symbols(axes, symbols)
     return figure
 
 
 def draw_speech(
-    alignments: Sequence[Tensor], mel: Tensor, text: str, hop_seconds: float, pause: int = 0
+    alignments: Sequence[Tensor],
+    mel: Tensor,
+    text: str,
+    symbols: Sequence[str],
+    hop_seconds: float,
+    pause: int = 0,
 ) -> Figure:
     """Draws the attention weights of the pieces of a text, one after the other with pauses of
-    ``pause`` frames, above the mel of the whole text."""
+    ``pause`` frames, above the mel of the whole text, and names the ``symbols`` of all pieces."""
     figure, (above, below) = _figure(6, 2)
-    first_frame = first_character = 0
+    first_frame = first_symbol = 0
     for alignment in alignments:
-        corner = first_frame, first_character
+        corner = first_frame, first_symbol
         image = _show(above, alignment.T, hop_seconds, corner, vmin=0, vmax=1)
         first_frame += len(alignment) + pause
-        first_character += alignment.size(1)
-    above.set(ylabel="character", xlim=(0, mel.size(1) * hop_seconds), ylim=(0, first_character))
+        first_symbol += alignment.size(1)
+    above.set(xlim=(0, mel.size(1) * hop_seconds), ylim=(0, first_symbol))
+    _name_symbols(above, symbols)
     above.set_facecolor(image.cmap(0.0))
     _set_title(above, text)
     figure.colorbar(image, ax=above, label="attention weight")
@@ -100,6 +111,14 @@ def _show(
     left, right = first_frame * hop_seconds, (first_frame + n_frames) * hop_seconds
     extent = left, right, first_row, first_row + n_rows
     return axes.imshow(values.numpy(), aspect="auto", origin="lower", extent=extent, **colours)
+
+
+def _name_symbols(axes: Any, symbols: Sequence[str]) -> None:
+    """Names the rows of an image, all or as many as there is room for."""
+    step = -(-len(symbols) // MAX_NAMED)
+    rows = range(0, len(symbols), step)
+    axes.set_yticks([i + 0.5 for i in rows], [symbols[i] for i in rows], size=5, parse_math=False)
+    axes.set(ylabel="symbol")
 
 
 def _set_title(axes: Any, text: str) -> None:

@@ -282,7 +282,7 @@ class RunLogger:
         rate = hparams.sampling_rate
         hop_seconds = hparams.hop_length / rate
         figures = {
-            "alignment": draw_alignment(sample.alignment, sample.text, hop_seconds),
+            "alignment": draw_alignment(sample.alignment, sample.text, sample.symbols, hop_seconds),
             "mel": draw_mels(sample, hop_seconds),
             "gate": draw_gate(sample, hop_seconds * hparams.n_frames_per_step, hparams.end_steps),
         }
@@ -302,14 +302,20 @@ class RunLogger:
                 write_wav(self.sample_dir / f"{kind}.wav", sound, rate)
 
     def log_speech(
-        self, i: int, mel: Tensor, alignment: Tensor, step: int, hparams: HParams
+        self,
+        i: int,
+        mel: Tensor,
+        alignment: Tensor,
+        symbols: Sequence[str],
+        step: int,
+        hparams: HParams,
     ) -> None:
         """Logs the free-running speech of text ``i`` to TensorBoard and to ``sample/step_STEP_I``,
         counted from 1."""
         name, text = f"speech/{i + 1}", hparams.speak_texts[i]
         stem = f"step_{step:08d}_{i + 1}"
         rate = hparams.sampling_rate
-        pixels = render(draw_speech([alignment], mel, text, hparams.hop_length / rate))
+        pixels = render(draw_speech([alignment], mel, text, symbols, hparams.hop_length / rate))
         sound = self.vocoder(mel)
         imsave(self.sample_dir / f"{stem}.png", pixels)
         write_wav(self.sample_dir / f"{stem}.wav", sound, rate)

@@ -12,9 +12,11 @@ from tqdm import tqdm
 
 from cli import progress_bar
 from data_utils import VALIDATION_SEED, Batch, MelDataset, load_ahead
+from hparams import HParams
 from layers import length_mask
 from loss_function import Loss, Tacotron2Loss, distance_from_diagonal
 from model import Output, Tacotron2, has_ended
+from text import symbol_names
 from training.device import full_precision
 from training.distributed import RANK, WORLD_SIZE, broadcast_buffers, gathered
 
@@ -23,6 +25,7 @@ class Sample(NamedTuple):
     """A validation clip, without padding."""
 
     text: str
+    symbols: list[str]  # names of the T_in symbols
     mel: Tensor  # (n_mels, T_out) target
     mel_postnet: Tensor  # (n_mels, T_out) predicted with teacher forcing
     gate: Tensor  # (n_steps,) predicted logits
@@ -52,7 +55,7 @@ def validate(
     """
     model.eval()
     broadcast_buffers(model)
-    device, clips = next(model.parameters()).device, dataset.clips
+    hparams, device, clips = model.hparams, next(model.parameters()).device, dataset.clips
     longest = max(range(len(clips)), key=lambda i: clips[i].n_frames)
     sums, counts, samples, problems = defaultdict(float), defaultdict(int), {}, []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -77,7 +80,7 @@ def validate(
             for name, index in (("sample", middle), ("longest", longest)):
                 if name not in samples and index in batch.indices:
                     row = batch.indices.index(index)
-                    samples[name] = take_sample(clips[index].text, row, batch, output)
+                    samples[name] = take_sample(clips[index].text, row, batch, output, hparams)
         loaded.close()
         check_stop()
     for problem in chain(*gathered(problems)):
@@ -155,12 +158,13 @@ def stop_errors(ended: Tensor, n_steps: Tensor) -> Tensor:
     return (running.sum(1) - (n_steps - 1)).abs()
 
 
-def take_sample(text: str, row: int, batch: Batch, output: Output) -> Sample:
+def take_sample(text: str, row: int, batch: Batch, output: Output, hparams: HParams) -> Sample:
     """Returns the clip in ``row`` of a batch, without its padding."""
     T_out, T_in = int(batch.mel_lengths[row]), int(batch.text_lengths[row])
     n_steps = int((batch.gate[row] == 0).sum()) + 1
     return Sample(
         text,
+        symbol_names(batch.text[row, :T_in].tolist(), hparams.symbols),
         batch.mel[row, :, :T_out].cpu(),
         output.mel_postnet[row, :, :T_out].cpu(),
         output.gate[row, :n_steps].cpu(),
