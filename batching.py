@@ -292,9 +292,12 @@ class _Position(NamedTuple):
 class EpochBatchSampler:
     """Batches of indices for ``DataLoader(batch_sampler=...)``; a new plan every epoch.
 
-    Without :meth:`set_epoch`, every new iteration is the next epoch. With several replicas of a
-    model, each process makes the same plan and takes its own share; see :func:`deal_batches`. So a
-    trainer must not deal the batches a second time.
+    Without :meth:`set_epoch`, every new iteration is the next epoch. A state that was saved after
+    the last batch of an epoch continues with the next one: after :meth:`load_state_dict`, a loop
+    with or without :meth:`set_epoch` begins at ``epoch``.
+
+    With several replicas of a model, each process makes the same plan and takes its own share; see
+    :func:`deal_batches`. So a trainer must not deal the batches a second time.
 
     Args:
         lengths: (n,) whole numbers; ``lengths[i]`` is the length of ``dataset[i]``.
@@ -349,9 +352,12 @@ class EpochBatchSampler:
     def set_epoch(self, epoch: int) -> None:
         """Plans ``epoch``. It starts at its first batch, or at the batch that was loaded."""
         if epoch != self.epoch:
-            self.plan = plan_batches(self.lengths, seed=self.seed, epoch=epoch, **self.settings)
+            self.plan, self._checksums = self._plan(epoch), {}
         if epoch != self.epoch or self._position.begun:
             self._position = _Position(epoch)
+
+    def _plan(self, epoch: int) -> list[ndarray]:
+        return plan_batches(self.lengths, seed=self.seed, epoch=epoch, **self.settings)
 
     @property
     def steps(self) -> ndarray:
@@ -377,9 +383,13 @@ class EpochBatchSampler:
         return num_replicas, rank
 
     def __len__(self) -> int:
-        """Returns the number of batches of the next iteration, or of the one that has begun; after
-        :meth:`start_at`, of what is left of the epoch."""
-        return (len(self.plan) + self.n_repeated) // self._replica()[0] - self._position.first
+        """Returns the number of batches of the next iteration; of the one that has begun, until its
+        last batch is drawn. After :meth:`start_at` it is what is left of the epoch."""
+        num_replicas, _ = self._replica()
+        n_batches = -(-len(self.plan) // num_replicas)
+        if self._position.begun and self._position.n_drawn == n_batches:
+            return -(-len(self._plan(self.epoch + 1)) // num_replicas)
+        return n_batches - self._position.first
 
     def __iter__(self) -> Iterator[list[int]]:
         # A generator, which runs at the first batch: DataLoader calls iter() twice an epoch.
@@ -413,7 +423,7 @@ class EpochBatchSampler:
         return {"epoch": self.epoch, "batch": batch, "checksum": self._checksum()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Resumes after the batches that were done.
+        """Resumes after the batches that were done, at the next epoch if those were all.
 
         Raises:
             ValueError: the state is of other lengths, settings or replicas.
@@ -424,10 +434,18 @@ class EpochBatchSampler:
                 f"the state after batch {state['batch']} of epoch {state['epoch']} is of other "
                 "lengths, settings or replicas: use the same, or start anew"
             )
-        self.start_at(state["epoch"], state["batch"])
+        if state["batch"] == len(self.steps):
+            self.set_epoch(state["epoch"] + 1)
+        else:
+            self.start_at(state["epoch"], state["batch"])
 
     def _checksum(self) -> int:
-        """Tells the batches of this epoch from others."""
-        sizes = np.array([len(batch) for batch in self.plan])
-        parts = np.concatenate(self.plan), sizes, self.steps
-        return zlib.crc32(b"".join(part.tobytes() for part in parts))
+        """Tells the batches of this epoch from others. It is computed once, since a loader may save
+        the state after each batch."""
+        num_replicas, _ = self._replica()
+        if num_replicas not in self._checksums:
+            sizes = np.array([len(batch) for batch in self.plan])
+            parts = np.concatenate(self.plan), sizes, self.steps
+            checksum = zlib.crc32(b"".join(part.tobytes() for part in parts))
+            self._checksums[num_replicas] = checksum
+        return self._checksums[num_replicas]

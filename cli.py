@@ -114,16 +114,17 @@ def make_folder(path: Path, fix: str = "give another folder") -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file to write. It replaces ``path`` once it is complete and on the disk. Several
-    processes may write the same file at once.
+def replacing(path: Path, durable: bool = True) -> Iterator[IO[bytes]]:
+    """Opens a file to write. It replaces ``path`` once it is complete and, if ``durable``, on the
+    disk. Several processes may write the same file at once.
     """
     part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
     try:
         with open(part, "wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:  # on a full disk it names no file
         error.filename = error.filename or str(path)

@@ -94,7 +94,9 @@ class HParams:
 
     # Audio
     sampling_rate: int = _above_0(22050, "Hz")
-    filter_length: int = _above_0(2048, "FFT size in samples")
+    filter_length: int = _setting(
+        2048, "FFT size in samples", lambda x: x > 0 and x % 2 == 0, "use an even number"
+    )
     hop_length: int = _above_0(276, "samples between frames; 276 is 12.5 ms (Sec. 6)")
     win_length: int = _above_0(1103, "window length in samples; 1103 is 50 ms, rounded up (Sec. 6)")
     n_mel_channels: int = _above_0(80, "mel bands")

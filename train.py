@@ -26,7 +26,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import cli
 import data_utils
-from cli import UserError, counted, make_folder
+from cli import UserError, counted
 from corpus.sets import load_data
 from data_utils import Batch, Data, load_ahead
 from decoder import check_fast_path
@@ -93,7 +93,8 @@ def main() -> None:
     use_large_pages()
     distributed.start()
     args = parse_args()
-    lock = start.locked(args.output_dir) if distributed.RANK == 0 else nullcontext()
+    folders = args.output_dir, args.log_dir
+    lock = start.locked(*folders) if distributed.RANK == 0 else nullcontext()
     with lock, memory.explained("out of memory"), distributed.explained():
         train(args)
 
@@ -103,7 +104,6 @@ def train(args: argparse.Namespace) -> None:
     folder, log_dir = args.output_dir, args.log_dir or args.output_dir
     with distributed.rank_0_first():
         # Settings
-        make_folder(log_dir, "give another -l")
         resuming = start.is_resumed(folder, args.resume, bool(args.hparams or args.preset))
         if resuming:
             origin = start.resumed(folder, args.hparams, args.preset)
@@ -139,27 +139,25 @@ def train(args: argparse.Namespace) -> None:
     # Checkpoint
     run = Run(hparams, data, model.to(device), folder, progress)
     run.connect()
-    if distributed.RANK == 0:
+    origin.restore(run.optimizer)
+    if hparams.check_memory:
+        epochs = range(progress.epoch, min(progress.end, progress.epoch + hparams.epochs))
+        memory.try_run(model, run.loss_function, run.optimizer, data, epochs)
+    if distributed.RANK == 0:  # nothing more is refused, and only now do files change
         if resuming:
             checkpoint.set_aside(folder, origin.source)
         run.open_logger(log_dir)
         checkpoint.save_hparams(folder, hparams)
-    origin.restore(run.optimizer)
 
     # Loop
     with run.stop:
         try:
-            if hparams.check_memory:
-                epochs = range(progress.epoch, min(progress.end, progress.epoch + hparams.epochs))
-                memory.try_run(
-                    model, run.loss_function, run.optimizer, data, epochs, run.stop.check
-                )
             run.start_clock()
+            data.sampler.start_at(progress.epoch, progress.batch)
             logger.print_summary(data, model, progress, origin.source)
             if not resuming:
                 run.save()  # so that a run that is killed before its first step can be resumed
             run.logger.log_conditions(progress, data, model)
-            data.sampler.start_at(progress.epoch, progress.batch)
             while run.progress.epoch < run.progress.end:
                 run.train_epoch()
                 run.end_epoch()

@@ -14,6 +14,8 @@ from cli import UserError
 from hparams import HParams, audio_settings, format_overrides
 
 CONVERT = "scripts/prepare_corpus.py --convert_to DIR"
+NO_LENGTH = 2**63 - 1  # samples that libsndfile reports of a FLAC whose header has no length
+STREAMED = 0x7FFFF000  # bytes, or more, in the header of a wav that sox or ffmpeg wrote to a pipe
 
 
 # Sound files
@@ -71,13 +73,19 @@ def check_header(path: str) -> tuple[Any, Stamp]:
         stamp = get_stamp(path)
         header = soundfile.info(path)
         promised, present = _data_bytes(path)
-    except OSError:
+    except FileNotFoundError:
         message = f"{path}: no such file; fix its line, or set data_dir"
         raise ClipError("missing", message) from None
+    except OSError as error:
+        message = f"{path}: cannot be read ({error.strerror}); mend that"
+        raise ClipError("unreadable", message) from None
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a .raw file
         message = f"{path}: not a readable sound file ({error}); replace it"
         raise ClipError("unreadable", message) from None
-    if promised > present:  # libsndfile reads what is there
+    if header.frames == NO_LENGTH or promised == 0 < present:
+        message = f"{path}: its header has no length; make it again as a file, not through a pipe"
+        raise ClipError("length", message)
+    if present < promised < STREAMED:  # libsndfile reads what is there
         counts = f"its header says {promised:,} bytes of samples, but it has {present:,}"
         fix = "copy or convert it again, or remove the line"
         raise ClipError("cut", f"{path}: cut off: {counts}; {fix}")
@@ -97,7 +105,7 @@ def _data_bytes(path: str) -> tuple[int, int]:
 
 
 def get_stamp(path: str) -> Stamp:
-    """Returns a file's stamp. Raises OSError if there is no such file."""
+    """Returns a file's stamp. Raises OSError if it cannot be found."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise FileNotFoundError(path)

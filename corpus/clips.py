@@ -7,11 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from statistics import mode
 from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
+import torch
 
 from cli import UserError, counted, make_folder, progress_bar, replacing
 from corpus.audio import ClipError, Stamp, check_wav, get_stamp
@@ -82,13 +85,17 @@ def refuse(problems: Iterable[Problem], conclusion: str = "") -> None:
 
 
 def in_threads(function: Callable, items: Sequence, name: str) -> list:
-    """Returns ``[function(item) for item in items]``, computed by a thread for each core;
-    soundfile, numpy and torch release the interpreter."""
-    pool = ThreadPoolExecutor(os.cpu_count())
+    """Returns ``[function(item) for item in items]``, computed by a thread for each core that this
+    process may use; soundfile, numpy and torch release the interpreter. In each, torch has one."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # on Linux
+    n_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+    n_torch = torch.get_num_threads()
+    pool = ThreadPoolExecutor(n_cores, initializer=partial(torch.set_num_threads, 1))
     try:
         return list(progress_bar(pool.map(function, items), name, len(items), unit="clip"))
     finally:  # after an error or Ctrl-C, no other item begins
         pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(n_torch)
 
 
 # Filelists
@@ -108,23 +115,29 @@ def read_clips(
     """Returns the good clips of ``filelists`` (paths joined by ``+``), and the problems of the
     other lines.
 
-    A line is ``path|text`` or ``path|text|speaker``; the third field is not used. Relative paths
-    start from the list's :func:`data_folders`. ``locations`` is as in :func:`check_clips`.
+    Lines are ``path|text``, or most are ``path|text|speaker``, whose speakers become one. Relative
+    paths start from the list's :func:`data_folders`. ``locations`` is as in :func:`check_clips`.
 
     Raises:
         UserError: a setting is wrong, or a filelist cannot be read or is empty.
     """
     folders = data_folders(filelists, hparams)
     lines, problems = [], []
-    for name, folder in zip(filelists.split("+"), folders, strict=True):
-        for location, line in read_lines(name.strip()):
-            path, *texts = map(str.strip, line.split("|"))
-            if path and len(texts) in (1, 2) and "\0" not in line:
-                lines.append(Line(location, os.path.join(folder, path), texts[0]))
+    for name, folder in zip(split_names(filelists), folders, strict=True):
+        rows = [(where, line, line.split("|")) for where, line in read_lines(name)]
+        width = mode(len(row) for _, _, row in rows) if rows else 2
+        for location, line, row in rows:
+            path, text = map(str.strip, (row * 2)[:2])
+            if path and (len(row) == 2 or len(row) == width == 3) and "\0" not in line:
+                lines.append(Line(location, os.path.join(folder, path), text))
             else:
                 fix = "write a path, one |, and the text"
-                message = f"{line.strip()!r} is not path|text; {fix}"
+                message = f"{line.strip()[:60]!r} is not path|text; {fix}"
                 problems.append(Problem(location, "columns", message))
+        speakers = {row[2].strip() for _, _, row in rows if len(row) == width == 3}
+        if len(speakers) > 1:
+            fix = f"for one, list only the lines that end in its name, such as |{min(speakers)}"
+            print(f"note: {name}: {len(speakers):,} speakers become one voice; {fix}")
     if not lines and not problems:
         raise UserError(f"{filelists}: has no clips; write lines of path|text")
     clips, of_clips = check_clips(lines, hparams, locations, check_wav)
@@ -138,10 +151,8 @@ def data_folders(filelists: str, hparams: HParams) -> list[str]:
     Raises:
         UserError: there is no such folder, or there are neither one nor as many as lists.
     """
-    setting, n_lists = f"setting data_dir={hparams.data_dir}", len(filelists.split("+"))
-    folders = [name.strip() for name in hparams.data_dir.split("+")]
-    if os.path.isdir(hparams.data_dir):  # even if its name has a +
-        folders = [hparams.data_dir]
+    setting, n_lists = f"setting data_dir={hparams.data_dir}", len(split_names(filelists))
+    folders = split_names(hparams.data_dir)
     for folder in folders:
         if not os.path.isdir(folder or "."):
             fix = "use the corpus's folder (scripts/prepare_ljspeech.py downloads LJSpeech)"
@@ -153,16 +164,24 @@ def data_folders(filelists: str, hparams: HParams) -> list[str]:
     return folders * (n_lists // len(folders))
 
 
+def split_names(setting: str) -> list[str]:
+    """Returns the paths that a setting joins by ``+``. If it exists as it is, it is one path."""
+    return [setting] if os.path.exists(setting) else [name.strip() for name in setting.split("+")]
+
+
 def read_lines(file: str | Path) -> list[tuple[str, str]]:
     """Returns the lines of a text file that are not empty, as pairs of (location, line). Bytes that
-    are not UTF-8 become surrogates. Raises :class:`UserError` if the file cannot be read."""
+    are not UTF-8 become surrogates, and byte order marks, also of files that were joined, are left
+    out. Raises :class:`UserError` if the file cannot be read."""
     try:
-        content = Path(file).read_bytes().removeprefix(b"\xef\xbb\xbf")
+        content = Path(file).read_text("utf-8", "surrogateescape").replace("\ufeff", "")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", error)
         fix = "scripts/prepare_corpus.py and scripts/prepare_ljspeech.py write them"
         raise UserError(f"filelist '{file}': {reason}; {fix}") from None
-    lines = enumerate(content.decode("utf-8", "surrogateescape").split("\n"), start=1)
+    if content.startswith(("\udcff\udcfe", "\udcfe\udcff")):
+        raise UserError(f"{file}: is UTF-16; save it as UTF-8")
+    lines = enumerate(content.split("\n"), start=1)
     return [(f"{file}:{number}", line) for number, line in lines if line.strip()]
 
 
@@ -199,7 +218,7 @@ def check_clips(
     clips, problems = [], []
     for line in progress_bar(lines, "checking lines", unit="clip", leave=False):
         if wrong := re.search("[\udc80-\udcff]", line.path + line.text):
-            message = f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8; save as UTF-8"
+            message = f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8 (cp1252?); save as UTF-8"
             problems.append(Problem(line.location, "encoding", message))
             continue
         path, sound, ids = os.path.normpath(line.path), None, None

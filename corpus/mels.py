@@ -70,7 +70,7 @@ class MelCache:
             return False
 
     def save(self, clip: Clip, mel: np.ndarray) -> None:
-        with replacing(self.path(clip)) as file:
+        with replacing(self.path(clip), durable=False) as file:  # a mel that is lost is made again
             np.save(file, mel)
 
     def __call__(self, clip: Clip) -> np.ndarray:

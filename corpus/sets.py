@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
+from itertools import chain
 
 from cli import UserError, counted
 from corpus.clips import (
@@ -14,6 +15,7 @@ from corpus.clips import (
     read_lines,
     refuse,
     report_unknown_characters,
+    split_names,
 )
 from corpus.mels import MelCache
 from hparams import HParams
@@ -39,8 +41,8 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     problems = train_problems + val_problems
     if not (train or val) and all(problem.kind == "missing" for problem in problems):
         lists = f"{hparams.validation_files} and {hparams.training_files}"
-        problem = f"has none of the clips that {lists} list"
-        fix = "use the folder that their paths start from"
+        problem = f"has none of the clips, such as {problems[0].message.partition(': ')[0]}"
+        fix = f"use the folder from which the paths in {lists} start"
         raise UserError(f"setting data_dir={hparams.data_dir}: {problem}; {fix}")
     report_unknown_characters(((clip.location, clip.text) for clip in train + val), hparams)
 
@@ -64,14 +66,14 @@ def _check_lists(hparams: HParams) -> None:
     """Raises :class:`UserError` for filelists that cannot be read, or are named twice."""
     settings = hparams.training_files, hparams.validation_files
     seen, unreadable = set(), []
-    for name in "+".join(settings).split("+"):
-        path = os.path.realpath(name.strip())
+    for name in chain(*map(split_names, settings)):
+        path = os.path.realpath(name)
         if path in seen:
             problem = f"is named twice in {' and '.join(settings)}; use every clip once"
-            raise UserError(f"filelist '{name.strip()}': {problem}")
+            raise UserError(f"filelist '{name}': {problem}")
         seen.add(path)
         try:
-            read_lines(name.strip())
+            read_lines(name)
         except UserError as error:
             unreadable.append(str(error))
     if unreadable:
@@ -116,7 +118,8 @@ def _note_texts_in_both(train: Sequence[Clip], val: Sequence[Clip]) -> None:
 def batch_capacity(hparams: HParams) -> int | None:
     """Returns the frames that a batch may have, with padding; None if neither setting is given."""
     if hparams.batch_capacity_seconds:
-        return int(hparams.batch_capacity_seconds * hparams.sampling_rate / hparams.hop_length)
+        frames = hparams.batch_capacity_seconds * hparams.sampling_rate / hparams.hop_length
+        return int(frames + 1e-6)  # a whole number, computed in floating point, may fall short
     return hparams.batch_capacity or None
 
 

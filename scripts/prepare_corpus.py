@@ -3,9 +3,11 @@
     python scripts/prepare_corpus.py DIR --name mine
     python scripts/prepare_corpus.py VCTK --speaker p225 --name p225 --convert_to data/p225
 
-DIR has metadata.csv, with lines ID|text or ID|text|normalised text, and ID.wav or ID.flac in wavs/,
-in wav/ or beside it. Or it has a text file for each wav or flac, in any folder: ID.txt or
-ID.normalized.txt beside it, or, as in VCTK, txt/p225/ID.txt for wav48/p225/ID.wav.
+DIR has a list of IDs or paths of sound files and their texts, such as metadata.csv with lines
+ID|text or ID|text|normalised text: with |, tabs, commas or semicolons, or JSON lines, with a header
+or not. What it holds tells which field is which. Or DIR has a text file for each sound file, in any
+folder: ID.txt or ID.normalized.txt beside it, or, as in VCTK, txt/p225/ID.txt for
+wav48/p225/ID.wav. Other formats than wav and flac need --convert_to.
 
 Clips whose cleaned texts are equal are in the same list. English words are read as the phones that
 CMUdict has for them. With --text_cleaners basic_cleaners, for another language, the characters of
@@ -13,19 +15,23 @@ all texts become its alphabet, filelists/NAME_symbols.txt.
 """
 
 import argparse
+import csv
 import dataclasses
+import glob
 import hashlib
 import io
+import json
 import os
 import re
 import shlex
 import sys
 import unicodedata
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -56,88 +62,160 @@ from text.cleaners import CLEANERS, TRAINING, unknown_words
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 TRAIN_SHARE = 0.8  # of the clips, as the paper's
 FOLDERS = "wavs/", "wav/", ""  # where the audio of metadata.csv is
-SUFFIXES = ".wav", ".flac"
+SUFFIXES = ".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif"  # in order of preference
+LISTS = ".csv", ".tsv", ".txt", ".json", ".jsonl"
+SEPARATORS = "|\t,;"
+HEADER = re.compile("((audio|clip|file|id|name|path|utt|wav)_?)+$", re.IGNORECASE)  # of the names
 SMALL_MINUTES = 30  # with less speech, it was better to start from another voice
 MARGIN = 0.05  # seconds that trimming leaves around the speech
+ONE_SPEAKER = "if each is a speaker, choose one by --speaker"
+Listed = tuple[list[Line], list[Problem], list[str]]  # clips, problems of others, and notes
 
 
 # What a corpus lists
 
 
-def read_corpus(corpus: Path, speaker: str = "") -> tuple[list[Line], list[Problem]]:
-    """Returns the clips that ``corpus`` lists, or those in folders named ``speaker``, and the
-    problems of the other clips."""
+def read_corpus(
+    corpus: Path, speaker: str = "", table: str = ""
+) -> tuple[list[Line], list[Problem]]:
+    """Returns the clips that ``corpus`` lists, or those of ``speaker``, and the problems of the
+    others: of the list ``table``, of metadata.csv, of the list with the most text, or of a text
+    file for each."""
     if not corpus.is_dir():
         raise UserError(f"{corpus}: no such folder; give the corpus's folder")
-    if (corpus / "metadata.csv").is_file():
-        if speaker:
-            problem = f"{corpus}/metadata.csv names no speakers; leave it out"
-            raise UserError(f"--speaker {speaker}: {problem}")
-        return read_table(corpus)
-    if inside := sorted(corpus.glob("*/metadata.csv")):
-        raise UserError(f"{corpus}: has no metadata.csv; give a corpus, such as {inside[0].parent}")
-    return read_pairs(corpus, speaker)
-
-
-def read_table(corpus: Path) -> tuple[list[Line], list[Problem]]:
-    """Returns the clips of metadata.csv, and the problems of its other lines."""
-    lines, problems = [], []
-    for location, line in read_lines(corpus / "metadata.csv"):
-        name, *texts = line.split("|")
-        paths = [corpus / f"{folder}{name}{suffix}" for folder in FOLDERS for suffix in SUFFIXES]
-        inside = name and not name.startswith("/") and ".." not in name.split("/")
-        path = next((path for path in paths if inside and path.is_file()), None)
-        if len(texts) not in (1, 2):
-            fix = "use ID|text or ID|text|normalised text"
-            problems.append(Problem(location, "columns", f"{1 + len(texts)} column(s); {fix}"))
-        elif path is None:
-            fix = "add it, fix the ID (without .wav), or remove the line (a header?)"
-            missing = "no such wav or flac in wavs/, wav/ or beside this list"
-            problems.append(Problem(location, "missing", f"{name}: {missing}; {fix}"))
-        else:
-            lines.append(Line(location, str(path), " ".join(texts[-1].split())))
+    # glob leaves out what is hidden, and follows links.
+    files = sorted(map(Path, glob.glob("**", root_dir=corpus, recursive=True)))
+    audio = [path for path in files if path.suffix.lower() in SUFFIXES]
+    audio = [path for path in audio if not path.stem.endswith("_mic2")]  # VCTK's other microphone
+    sounds = defaultdict(list)
+    for path in audio:
+        sounds[simplified(str(path)).rpartition("/")[2]].append(path)
+    tables = [path for path in files if path.suffix.lower() in LISTS and path.parent == Path()]
+    tables = [str(path) for path in tables if simplified(path.stem) not in sounds]
+    if named := table or ("metadata.csv" if "metadata.csv" in tables else ""):
+        tables = [named]
+    found = [read_table(corpus, name, sounds, speaker) for name in tables]
+    found = [each for each in found if named or len(each[0]) > len(each[1])]
+    if not found and (inside := [path for path in files if path.name == "metadata.csv"]):
+        fix = f"give a corpus, such as {corpus / inside[0].parent}"
+        raise UserError(f"{corpus}: has no list of clips; {fix}")
+    found = found or [read_pairs(corpus, files, audio, speaker)]
+    lines, problems, notes = max(found, key=lambda each: len(str(each[0])))
+    print(*notes, sep="\n", end="\n" * bool(notes))
+    if len(found) > 1:
+        print(f"note: {corpus}: has {len(found)} lists; to read another, give its path")
+    if not lines and (speaker or not problems):
+        of_speaker = f"--speaker {speaker}: " if speaker else ""
+        missing = "has no list of clips, and no sound file with a text"
+        raise UserError(f"{of_speaker}{corpus}: {missing}; --help says where to put them")
+    for line in lines:
+        for value in (os.path.relpath(line.path, corpus), line.text):
+            if re.search(r"^\s|[|\r\n\ufeff]", value):
+                problem = f"{value!r} has a |, starts with a space or has a line break; change that"
+                problems.append(Problem(line.location, "bar", problem))
     return lines, problems
 
 
-def read_pairs(corpus: Path, speaker: str) -> tuple[list[Line], list[Problem]]:
-    """Returns the clips whose texts are in files of their own, and the problems of the others."""
-    files = {path.relative_to(corpus) for path in corpus.rglob("[!.]*")}
+def simplified(name: str) -> str:
+    """Returns a path in small letters, composed, with / and without spaces or a sound's suffix."""
+    name = unicodedata.normalize("NFC", "".join(name.split()).replace("\\", "/")).casefold()
+    return re.sub(rf"^\./|({'|'.join(map(re.escape, SUFFIXES))})$", "", name)
+
+
+def find_sound(name: str, sounds: dict[str, list[Path]]) -> Path | None:
+    """Returns the sound file whose path ends as ``name`` does, or the other way round, once both
+    are :func:`simplified`. None if there is none, or none that fits best."""
+    key, fits = simplified(name), defaultdict(list)
+    for path in sounds.get(key.rpartition("/")[2], ()):
+        whole, elsewhere = simplified(str(path)), ".." not in name
+        if f"/{whole}".endswith(f"/{key}") or (elsewhere and f"/{key}".endswith(f"/{whole}")):
+            exact = f"/{path.with_suffix('')}".endswith(f"/{name.removesuffix(path.suffix)}")
+            folder, suffix = whole.removesuffix(key), SUFFIXES.index(path.suffix.lower())
+            fits[not exact, (*FOLDERS, folder).index(folder), suffix].append(path)
+    best = fits[min(fits)] if fits else []
+    return best[0] if len(best) == 1 else None
+
+
+def read_rows(table: Path) -> list[tuple[str, list[str]]]:
+    """Returns a table's rows as pairs of (location, fields): JSON, or what is separated by the
+    separator that most lines have. A table that cannot be read so has none."""
+    lines = read_lines(table)
+    separator = max(SEPARATORS, key=lambda each: sum(each in line for _, line in lines))
+    quoting = csv.QUOTE_MINIMAL if separator in ",;" else csv.QUOTE_NONE
+    with suppress(csv.Error, json.JSONDecodeError, AttributeError):
+        if lines and lines[0][1].startswith("{"):
+            items = [(location, sorted(json.loads(line).items())) for location, line in lines]
+            return [(location, [str(value) for _, value in row]) for location, row in items]
+        rows = csv.reader([f"{line}\n" for _, line in lines], delimiter=separator, quoting=quoting)
+        return [(lines[rows.line_num - 1][0], row) for row in rows]
+    return []
+
+
+def read_table(corpus: Path, table: str, sounds: dict[str, list[Path]], speaker: str) -> Listed:
+    """Returns a table's clips, or those of ``speaker``, the problems of its other rows, and notes.
+    Names are in the field that names the most sounds, texts in the last that has many words."""
     lines, problems = [], []
-    for path in find_audio(corpus, files, speaker):
+    rows = [row for row in read_rows(corpus / table) if not speaker or speaker in row[1]]
+    if not rows:
+        return [], [], []
+    width = max(2, mode(len(row) for _, row in rows))
+    fields = [[row[i] for _, row in rows if len(row) == width] for i in range(width)]
+    n_found = [sum(find_sound(name, sounds) is not None for name in field) for field in fields]
+    names = n_found.index(max(n_found))
+    n_words = [len(re.findall(r"(?<!\S)[^\s\d]+(?!\S)", " ".join({*field}))) for field in fields]
+    n_words[names] = -1
+    texts = max(i for i in range(width) if 2 * n_words[i] >= max(n_words))
+    first = "".join(rows[0][1][names : names + 1])
+    header = HEADER.match(first) if not find_sound(first, sounds) else None
+    below = f", below the header {header[0]!r}" if header else ""
+    taken = f"field {names + 1} names the clips{below}; field {texts + 1} has their texts"
+    notes = [f"{corpus / table}: {taken}"]
+    for i, field in enumerate(fields):
+        few = 1 < len({*field}) <= len(field) / 2 and "." not in "".join(field)  # seconds have one
+        if few and not speaker and -1 < 2 * n_words[i] < max(n_words):
+            values = f"{len({*field}):,} values, such as {field[-1]!r}"
+            notes.append(f"note: field {i + 1} has {values}; {ONE_SPEAKER}")
+    for location, row in rows[bool(header) :]:
+        if len(row) != width and (len(row), width, texts) != (2, 3, 2):
+            problem = f"{len(row)} field(s), where most lines have {width}; write as many"
+            problems.append(Problem(location, "columns", problem))
+        elif path := find_sound(row[names], sounds):
+            text = " ".join(row[min(texts, len(row) - 1)].split())
+            lines.append(Line(location, str(corpus / path), text))
+        else:
+            fix = "add it, fix the name, or remove the line (a header?)"
+            problem = f"{row[names]}: no such sound here, or several of that name; {fix}"
+            problems.append(Problem(location, "missing", problem))
+    return lines, problems, notes
+
+
+def read_pairs(corpus: Path, files: list[Path], audio: list[Path], speaker: str) -> Listed:
+    """Returns the clips whose texts are in files of their own, the problems of the others, and
+    notes."""
+    lines, problems, notes = [], [], []
+    audio = [path for path in audio if path.suffix.lower() in SUFFIXES[:2]] or audio
+    folders = sorted({path.parent for path in audio})
+    if speaker:
+        audio = [path for path in audio if speaker in path.parent.parts]
+    elif len(folders) > 1:
+        values = f"{len(folders):,} folders, such as {folders[0]}"
+        notes = [f"note: audio is in {values}; {ONE_SPEAKER}"]
+    texts = [path for path in files if path.suffix.lower() == ".txt"]
+    texts = {simplified(str(path)): path for path in texts} | {str(path): path for path in texts}
+    for path in audio:
         name = path.stem.removesuffix("_mic1")
         beside = path.with_name(f"{name}.txt")
         mirrored = Path("txt", *path.parts[1:-1], f"{name}.txt")
-        candidates = path.with_name(f"{name}.normalized.txt"), beside, mirrored
-        text = next((file for file in candidates if file in files), None)
+        places = path.with_name(f"{name}.normalized.txt"), beside, mirrored
+        keys = (key for place in places for key in (str(place), simplified(str(place))))
+        text = next((texts[key] for key in keys if key in texts), None)
         if text is None:
             message = f"{path}: has no text; write its text, this file, or remove the audio"
             problems.append(Problem(f"{corpus / beside}:1", "no text", message))
-            continue
-        location = f"{corpus / text}:1"
-        content = " ".join(" ".join(line for _, line in read_lines(corpus / text)).split())
-        if "|" in content:
-            problems.append(Problem(location, "bar", f"{content!r} has a |; remove it"))
         else:
-            lines.append(Line(location, str(corpus / path), content))
-    if not lines:
-        of_speaker = f"--speaker {speaker}: " if speaker else ""
-        missing = "has no metadata.csv, and no wav or flac with a text"
-        raise UserError(f"{of_speaker}{corpus}: {missing}; --help says where to put them")
-    return lines, problems
-
-
-def find_audio(corpus: Path, files: Iterable[Path], speaker: str) -> list[Path]:
-    """Returns the wavs and flacs among ``files``, or those in folders named ``speaker``, sorted.
-    Prints a note if there may be several speakers."""
-    audio = [path for path in sorted(files) if path.suffix.lower() in SUFFIXES]
-    audio = [path for path in audio if not path.stem.endswith("_mic2")]  # VCTK's other microphone
-    if speaker:
-        return [path for path in audio if speaker in path.parent.parts]
-    folders = sorted({path.parent for path in audio})
-    if len(folders) > 1:
-        fix = "if each is a speaker, name one by --speaker"
-        print(f"note: {corpus}: has audio in {len(folders):,} folders, such as {folders[0]}; {fix}")
-    return audio
+            content = " ".join(" ".join(line for _, line in read_lines(corpus / text)).split())
+            lines.append(Line(f"{corpus / text}:1", str(corpus / path), content))
+    return lines, problems, notes
 
 
 def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
@@ -302,7 +380,7 @@ def write_filelists(clips: Sequence[Clip], hparams: HParams) -> None:
 def prepare(args: argparse.Namespace) -> None:
     """Checks the corpus, converts it if asked, writes its filelists, and prints how to train on
     it."""
-    lines, problems = read_corpus(args.corpus, args.speaker)
+    lines, problems = read_corpus(args.corpus, args.speaker, args.table)
     print(f"{args.corpus}: {counted(len(lines), 'clip')}")
     settings = audio_settings(args.sampling_rate) | {
         "data_dir": str(args.convert_to or args.corpus),
@@ -322,7 +400,7 @@ def prepare(args: argparse.Namespace) -> None:
         print_unknown_words(clips)
     if args.convert_to:
         convert(clips, args.convert_to, args.corpus, args.sampling_rate, args.trim_db)
-        lines, problems = read_table(args.convert_to)
+        lines, problems = read_corpus(args.convert_to)
         clips = check_corpus(lines, problems, hparams)
     write_filelists(clips, hparams)
     if hparams.symbols:
@@ -370,9 +448,9 @@ def check_arguments(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("corpus", type=Path, metavar="DIR", help="folder of the corpus")
+    add("corpus", type=Path, metavar="DIR", help="folder of the corpus, or one of its lists")
     add("--name", required=True, help="write filelists/NAME_*.txt")
-    add("--speaker", default="", help="use only the audio in folders of this name")
+    add("--speaker", default="", help="use only lines with this field, or audio in this folder")
     rate = "sampling rate (default: %(default)s)"
     add("--sampling_rate", type=int, default=HParams.sampling_rate, metavar="HZ", help=rate)
     converted = "make a corpus of mono wavs of that rate in this new folder, and use it"
@@ -382,7 +460,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     cleaners = "cleaners of the language (default: %(default)s)"
     names = sorted({*CLEANERS} - {*TRAINING.values()})
     add("--text_cleaners", choices=names, default="english_phones", help=cleaners)
-    args = parser.parse_args(argv)
+    args, args.table = parser.parse_args(argv), ""
+    if args.corpus.is_file():
+        args.corpus, args.table = args.corpus.parent, args.corpus.name
     check_arguments(args)
     prepare(args)
 

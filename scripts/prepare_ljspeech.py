@@ -6,6 +6,7 @@ are in filelists/ljspeech_train_ids.txt and ljspeech_val_ids.txt.
     python scripts/prepare_ljspeech.py --data_dir data
 """
 
+import shlex
 import shutil
 import sys
 import tarfile
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, progress_bar
 from corpus.clips import check_samples, load_clips, read_lines, refuse, write_lines
-from hparams import HParams
+from hparams import HParams, format_overrides
 
 CORPUS = "LJSpeech-1.1"  # the one folder at the top of the archive
 ARCHIVE = f"{CORPUS}.tar.bz2"
@@ -82,9 +83,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     files = [hparams.training_files, hparams.validation_files]
     write_filelists(corpus, files)
     refuse(check_samples(load_clips("+".join(files), hparams), hparams))
-    settings = f"data_dir={corpus},hours=24,learning_rate_decay=0.3"
+    settings = {"data_dir": corpus, "hours": 24, "learning_rate_decay": 0.3}
+    command = "python train.py -o runs/ljspeech --preset nvidia --hparams"
     print("Next (for a day; without hours=24, for the paper's 220 epochs):")
-    print(f"  python train.py -o runs/ljspeech --preset nvidia --hparams {settings}")
+    print(f"  {command} {shlex.quote(format_overrides(settings))}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import STRATEGIES
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder
-from hparams import AUDIO, HParams
+from hparams import AUDIO, MAY_CHANGE, HParams
 
 # The paper's Table 2. n_batches is from its Sec. 4. minutes: per epoch, on a GeForce GTX 1080. VL1,
 # VL2, VL3: validation loss after 100, 160 and 220 epochs, smoothed; VLavg: its mean between the
@@ -40,10 +40,9 @@ TABLE4 += [("SB", "SB-BR"), ("SSB", "SSB-BR"), ("SSB-DBS", "SSB-DBS-BR")]
 TABLE4 += [("SB", "SB-DBS"), ("SSB", "SSB-DBS"), ("SSB-BR", "SSB-DBS-BR")]
 
 BATCHING = ["batching_strategy", "dynamic_batch_size", "batch_randomization"]
-# Settings that are no column: those that name the batching, and those without an effect on it, on
-# losses or on times.
-NO_COLUMN = {*BATCHING, "seed", "data_dir", "training_files", "validation_files", "mel_cache_dir"}
-NO_COLUMN |= {"epochs_per_checkpoint", "checkpoint_minutes", "keep_checkpoints", "check_memory"}
+# Settings that are no column: those that name the batching, and those that a resume may change,
+# but for the end of a run.
+NO_COLUMN = {*BATCHING, "seed", *MAY_CHANGE} - {"epochs", "hours"}
 CONDITIONS = ["device", "threads", "decoder", "precision", "torch"]  # that times depend on
 CLIPS = ["training_frames", "validation_frames"]  # what it was trained and validated on
 AVERAGED = ["zpr", "abl", "n_batches", "total_length"]  # over the epochs

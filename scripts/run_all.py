@@ -17,6 +17,7 @@ import argparse
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -39,6 +40,7 @@ from corpus.sets import load_data
 from hparams import MAY_CHANGE, PRESETS, HParams, create_hparams, format_overrides, parse_overrides
 from model import Tacotron2
 from training.checkpoint import REMOVED_SETTINGS
+from training.start import locked
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = list(pd.read_csv(ROOT / "scripts" / "paper_table2.csv").batching)
@@ -162,7 +164,8 @@ def recorded_hparams(folder: Path) -> HParams:
 
 def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str, dict[str, int]]:
     """Returns the settings of BKT and ATS that pad like SSB (Sec. 3), by strategy. Only strategies
-    in --only whose setting is not in --hparams are included.
+    in --only whose setting is not in --hparams are included. On LJSpeech it returns none: the
+    defaults are the paper's.
 
     Raises:
         UserError: there is no such setting.
@@ -174,7 +177,7 @@ def parameters_like_ssb(args: argparse.Namespace, hparams: HParams) -> dict[str,
         for strategy, name in PADDING_SETTINGS.items()
         if strategy in used and name not in overrides
     }
-    if not needed:
+    if not needed or hparams.training_files == HParams.training_files:
         return {}
     lengths = [padded_frames(clip, hparams) for clip in load_data(hparams)[0]]
     ssb_zpr = mean_zpr(lengths, "SSB", hparams.batch_size, lrf=hparams.lrf)
@@ -302,8 +305,9 @@ def call(program: str, *arguments: object, must: bool = False) -> int:
     it ``must`` succeed, a failure ends this program too."""
     command = [str(ROOT / program), *map(str, arguments)]
     print(f"\npython {shlex.join(command)}", flush=True)
-    # In a session of its own, so that Ctrl-C reaches this program alone, which then ends it.
-    process = subprocess.Popen([sys.executable, *command], start_new_session=True)
+    # In a session of its own, so that Ctrl-C reaches this program alone, which then ends it. If
+    # this program is killed, the other goes on, and keeps the lock, which it inherits.
+    process = subprocess.Popen([sys.executable, *command], start_new_session=True, close_fds=False)
     try:
         status = process.wait()
     finally:
@@ -335,6 +339,13 @@ def finished(folder: Path, epochs: int, hours: float) -> bool:
 def main() -> None:
     args = parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that call() ends its process
+    with locked(args.output) as lock:
+        os.set_inheritable(lock.fileno(), True)
+        run_all(args)
+
+
+def run_all(args: argparse.Namespace) -> None:
+    """Trains the runs that are not finished, and prints the tables."""
     args.hparams = prepare_data(args) + args.hparams
     refuse_other_settings(args)
     runs, failed = plan(args), []

@@ -207,6 +207,11 @@ def assert_same_run(unbroken: Path, other: Path) -> None:
     assert logs[1] == logs[0]
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Returns the folders and the files in ``folder``, and what the files hold."""
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
 def records(output: Path, event: str = "") -> list[dict]:
     """Returns the lines of a run's metrics.jsonl, or those of one event. JSON has no NaN."""
     lines = (output / "metrics.jsonl").read_text().splitlines()

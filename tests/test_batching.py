@@ -270,18 +270,21 @@ def check_resuming(
     drawn = [batch for batch, _ in zip(load(sampler), range(stop), strict=False)]
     state = sampler.state_dict(stop)
     assert (state["epoch"], state["batch"]) == (epoch, stop)
+    assert len(load(sampler)) == len(following if stop == len(whole) else whole)
     assert list(sampler) == following, "the next iteration is the next epoch"
     sampler.set_epoch(epoch)
     assert list(sampler) == whole, "an epoch that is set starts again"
 
     resumed = EpochBatchSampler(lengths, **settings)
     resumed.load_state_dict(state)
-    resumed.set_epoch(epoch)  # as the training loop does; it stays where it was loaded
-    loader = load(resumed)
-    assert len(loader) == len(whole) - stop
-    assert drawn + list(loader) == whole
-    assert resumed.state_dict() == {**state, "batch": len(whole)}
-    assert list(loader) == following
+    loader, left = load(resumed), whole[stop:] or following  # after the last batch, the next epoch
+    resumed.set_epoch(resumed.epoch)  # as a loop may that begins there
+    assert resumed.epoch == (epoch + 1 if stop == len(whole) else epoch)
+    assert len(loader) == len(left) and list(loader) == left
+    if stop < len(whole):
+        assert drawn + left == whole
+        assert resumed.state_dict() == {**state, "batch": len(whole)}
+        assert len(loader) == len(following) and list(loader) == following
     resumed.load_state_dict(state)
     for e, wanted in ((epoch + 1, following), (epoch, whole)):
         resumed.set_epoch(e)
@@ -335,7 +338,8 @@ def test_replicas_share_an_epoch_in_equally_many_steps(case, n):
         assert list(sampler) == batches
         sampler.start_at(epoch, len(batches) // 2)
         left = batches[len(batches) // 2 :]
-        assert len(sampler) == len(left) and list(sampler) == left and len(sampler) == len(left)
+        assert len(sampler) == len(left) and list(sampler) == left
+        assert len(sampler) == len(list(sampler)), "of the next epoch"
 
 
 def test_replicas_are_those_of_the_process_group(monkeypatch):

@@ -77,9 +77,9 @@ def test_mels_are_librosas(preset):
 # Filelists
 
 
-def test_what_a_filelist_may_have(corpus, hparams):
-    """Absolute paths, Windows' line ends, a byte order mark, and a third field, which is not
-    used."""
+def test_what_a_filelist_may_have(corpus, hparams, capsys):
+    """Absolute paths, a + in its own, line ends of Windows and of old Macs, byte order marks, and a
+    third field, whose speakers are counted."""
     (corpus / "other.txt").write_text(f"{corpus}/9.wav|Dr. Tone\n")
     clips = load_clips(f"{corpus}/train.txt + {corpus}/other.txt", hparams)
     assert len(clips) == 9 and clips[0].path == f"{corpus}/0.wav"
@@ -87,8 +87,17 @@ def test_what_a_filelist_may_have(corpus, hparams):
     assert clips[8].ids == text_to_sequence("doctor tone", ["basic_cleaners"])
     lines = "\ufeff0.wav|a tone|LJ\r\n\r\n1.wav|another\u2028tone\r\n2.wav|three | LJ \n"
     clips = load_list(hparams, lines)
+    assert "note" not in capsys.readouterr().out
     assert [clip.text for clip in clips] == ["a tone", "another\u2028tone", "three"]
     assert [clip.location[-2:] for clip in clips] == [":1", ":3", ":4"]
+    (corpus / "a+b.txt").write_text("0.wav|a tone|ann\r\ufeff1.wav|a tone|bob\r")
+    assert len(load_clips(f"{corpus}/a+b.txt", hparams)) == 2
+    assert "/a+b.txt: 2 speakers become one voice; " in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^\S+/list\.txt:3: '2\.wav\|so\|cut' .* one \\|, and"):
+        load_list(hparams, "0.wav|whole\n1.wav|whole\n2.wav|so|cut")
+    (corpus / "list.txt").write_text("0.wav|a tone", "utf-16")
+    with pytest.raises(UserError, match=r"^\S+/list\.txt: is UTF-16; save it as UTF-8$"):
+        load_clips(f"{corpus}/list.txt", hparams)
 
 
 def test_a_filelist_is_never_replaced(tmp_path):
@@ -189,6 +198,31 @@ def test_a_cut_is_noticed(corpus, hparams, kind, metadata):
         UserError, match=r"list\.txt:1: .*/x\.wav: (cut off|not .* readable|not as)"
     ):
         load_list(hparams, "x.wav|tone")
+
+
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000, 0])
+def test_a_wav_that_was_written_to_a_pipe_is_read_to_its_end(corpus, hparams, size):
+    """Programs write the first two sizes into its header. Nothing can be read of the last."""
+    path = corpus / "x.wav"
+    write_tone(path, 0.1, subtype="PCM_16")
+    n_frames, content = load_list(hparams, "x.wav|tone")[0].n_frames, bytearray(path.read_bytes())
+    start = content.index(b"data") + 4
+    content[start : start + 4] = size.to_bytes(4, "little")
+    path.write_bytes(content)
+    if size:
+        assert load_list(hparams, "x.wav|tone")[0].n_frames == n_frames
+        return
+    with pytest.raises(UserError, match=r"x\.wav: its header has no length; make it again as a"):
+        load_list(hparams, "x.wav|tone")
+
+
+def test_a_flac_without_a_length_is_refused(corpus, hparams):
+    write_tone(corpus / "x.flac", 0.1, subtype="PCM_16")
+    content = bytearray((corpus / "x.flac").read_bytes())
+    content[21:26] = bytes([content[21] & 0xF0, 0, 0, 0, 0])  # 36 bits: its samples
+    (corpus / "x.flac").write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.flac: its header has no length; make it again as a"):
+        load_list(hparams, "x.flac|tone")
 
 
 PARTS = ["0.wav", "1.wav", "|", "\n", "\r\n", "\0", "tone", "..", "/", "{", "}"]

@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import data_utils
 from cli import UserError
+from corpus import sets
+from corpus.clips import Clip, padded_frames
 from corpus.mels import open_mels
 from corpus.sets import batch_capacity, load_data
 from data_utils import Item, MelDataset, collate, load_ahead
-from hparams import create_hparams
+from hparams import HParams, create_hparams
 
 # The two sets of clips
 
@@ -63,7 +67,7 @@ def test_validation_texts_that_are_trained_on_are_counted(corpus, hparams, capsy
     ("setting", "value", "problem"),
     [
         ("data_dir", "none", "setting data_dir=none: no such folder"),
-        ("data_dir", "empty", "setting data_dir=empty: has none of "),
+        ("data_dir", "empty", "setting data_dir=empty: has none of the clips, such as empty/0.wav"),
         ("training_files", "empty.txt", "empty.txt: has no clips"),
         ("training_files", "val.txt", "filelist 'val.txt': is named twice"),
         ("batch_capacity_seconds", 0.47, "train.txt:8: 7.wav has 40 frames"),
@@ -81,16 +85,26 @@ def test_a_wrong_setting_is_one_line(corpus, hparams, monkeypatch, setting, valu
     assert str(error.value).startswith(problem) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("unit", "capacity"), [("", 30), ("_seconds", 0.4)])
-def test_the_capacity_that_a_refusal_names_is_enough(hparams, unit, capacity):
-    with pytest.raises(UserError) as error:
-        load_data(replace(hparams, **{f"batch_capacity{unit}": capacity}))
-    suggested = re.search(rf"set batch_capacity{unit}=(\S+) or more", str(error.value))[1]
-    hparams = replace(hparams, **{f"batch_capacity{unit}": type(capacity)(suggested)})
-    clips, _ = load_data(hparams)
+@given(
+    st.lists(st.integers(9, 10**6), min_size=1, max_size=9),
+    st.sampled_from([8000, 16_000, 22_050, 44_100, 48_000]) | st.integers(8000, 96_000),
+    st.integers(1, 1000),
+    st.integers(1, 10),
+    st.sampled_from(["batch_capacity", "batch_capacity_seconds"]),
+)
+def test_the_capacity_that_a_refusal_suggests_is_accepted(n_frames, rate, hop, per_step, setting):
+    clips = [Clip(f"{i}.wav", "", [1, 2], n, f"F:{i}", None) for i, n in enumerate(n_frames)]
+    settings = {"sampling_rate": rate, "hop_length": hop, "n_frames_per_step": per_step}
+    settings |= {"win_length": 1000, "filter_length": 1024, "mel_fmax": 4000.0}
+    hparams = HParams(**settings, **{setting: 1 if setting == "batch_capacity" else hop / rate})
+    (problem,) = sets._too_long(clips, hparams)
+    suggested = re.search(rf"set ({setting}=\S+) or more", str(problem))[1]
+    hparams = create_hparams(suggested, base=hparams)
+    assert not sets._too_long(clips, hparams)
+    hparams = replace(hparams, batch_size=1)
     limit = batch_capacity(hparams)
     for indices in data_utils.training_sampler(clips, hparams).plan:
-        assert len(indices) * max(clips[i].n_frames for i in indices) <= limit
+        assert len(indices) * max(padded_frames(clips[i], hparams) for i in indices) <= limit
 
 
 @pytest.mark.parametrize("cache", [True, False])

@@ -1,7 +1,10 @@
 """export.py, and checkpoints of other code."""
 
+import math
+from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from conftest import MODEL, build, set_gate
@@ -62,7 +65,7 @@ def test_names_shapes_and_size_are_nvidias():
 # Checkpoints of other code
 
 
-@pytest.mark.parametrize("prefix", ["", "module."])  # as DistributedDataParallel saves them
+@pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod.", "model."])
 def test_nvidias_weights_load_and_speak(tmp_path, prefix):
     path, ours = tmp_path / "theirs.pt", set_gate(build(), 100).state_dict()
     theirs = {prefix + name: weight for name, weight in ours.items()}
@@ -91,11 +94,36 @@ def test_a_model_of_other_symbols_needs_them_or_is_trained_on(tmp_path, settings
     assert_close(ours[name], theirs[name])
 
 
-@pytest.mark.parametrize("content", [[torch.zeros(1)], {"state_dict": {"weight": 1.0}}])
-def test_what_has_no_weights_is_refused(tmp_path, content):
-    torch.save(content, tmp_path / "other.pt")
-    with pytest.raises(UserError, match=r"other\.pt: has no 'state_dict' of weights; name a"):
-        load_checkpoint(tmp_path / "other.pt")
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ([torch.zeros(1)], "has no 'state_dict' of weights; name a"),
+        ({"state_dict": {"weight": 1.0}}, "has no 'state_dict' of weights; name a"),
+        ({"state_dict": {"conv.weight": torch.zeros(1)}}, r"no weight has the .* \(conv.weight\)"),
+        ({"state_dict": build().state_dict(), "loss": np.float64(1)}, "has a NumPy value beside"),
+        (b"\x10" + bytes(7) + b'{"__metadata__": {}}', "a safetensors file; load it, and save"),
+    ],
+)
+def test_what_has_no_weights_of_this_model_is_refused(tmp_path, run, content, problem):
+    path = tmp_path / "other.pt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    for options in ((), ("--warm_start",)):
+        with pytest.raises(UserError, match=rf"other\.pt: {problem}") as error:
+            run("run", "", "-c", str(path), "--preset", "paper", *options)
+        assert len(str(error.value)) < 250
+    with pytest.raises(UserError, match=rf"other\.pt: {problem}"):
+        load_model(path)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path, settings, run, trained):
+    state, name = load_checkpoint(trained), "decoder.attention_rnn.weight_hh"
+    state["state_dict"][name][0] = math.nan
+    torch.save(state, tmp_path / "nan.pt")
+    message = rf"nan\.pt: {name} has values that are not finite; use another file"
+    start = "-c", str(tmp_path / "nan.pt"), "--warm_start"
+    for call in (partial(load_model, tmp_path / "nan.pt"), partial(run, "run", settings, *start)):
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 # export.py

@@ -9,7 +9,7 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 import torch
-from conftest import Forked, assert_same_run, build
+from conftest import Forked, assert_same_run, build, contents
 
 import train
 from cli import UserError
@@ -52,14 +52,15 @@ def test_the_largest_batches_of_a_run_are_found(strategy):
 
 def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(tmp_path, settings, run):
     def stop_and_try(*args):
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
         return memory_error(*args)
 
     memory_error, settings = memory.memory_error, settings + "epochs=1,"
     run("whole", settings + "check_memory=False")
-    with patch.object(memory, "memory_error", stop_and_try):
-        assert run("broken", settings, "--resume") == 143
-    assert load_newest(tmp_path / "broken")[1]["progress"]["step"] == 0
+    before = contents(tmp_path)
+    with patch.object(memory, "memory_error", stop_and_try), pytest.raises(KeyboardInterrupt):
+        run("broken", settings, "--resume")
+    assert contents(tmp_path) == before
     assert run("broken", settings, "--resume") == 0
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
 

@@ -90,7 +90,7 @@ def test_layouts(wav, text):
         if text:
             write(f"c/{text}".format(i), f"\ufeffText\n{i}")
     if not text:
-        write("c/metadata.csv", "\ufeff0|Text 0\n\n1|No. 1|Text  1\n2|Text 2")
+        write("c/metadata.csv", "\ufeff0|No. 0|Text 0\n\n1|No. 1|Text  1\n2|Text 2")
     write("c/txt/p1/README.txt", "Read me.")
     write("c/._0.wav", "what a Mac leaves")
     write("c/wav48_silence_trimmed/p1/0_mic2.flac")
@@ -103,6 +103,50 @@ def test_layouts(wav, text):
         assert listed("y") == expected
 
 
+@pytest.mark.parametrize(
+    ("table", "header", "row"),
+    [
+        ("metadata.csv", "file_name,transcription", 'wavs/ü{0}.wav,"Text, {0}"'),
+        ("validated.tsv", "client_id\tpath\tsentence\tage", "a1\tÜ{0}.mp3\tText, {0}\t30"),
+        ("metadata.txt", "ID|text|normalised text", "ü{0}.wav|Text|Text, {0}"),
+        ("list.txt", "other.wav|Of bob.|bob", "D:\\c\\wavs\\ü{0}.WAV|Text, {0}|anna"),
+        ("a.jsonl", "", '{{"a": "/old/wavs/ü{0}.wav", "seconds": 1.{0}, "text": "Text, {0}"}}'),
+    ],
+)
+def test_a_list_and_its_columns_are_found_by_what_they_hold(table, header, row, capsys):
+    """A suffix in capitals, decomposed names, hidden folders, and a link to a folder."""
+    for i in range(4):
+        write(f"elsewhere/U\u0308{i}.WAV", format="WAV")
+        write(f"c/.ipynb_checkpoints/U\u0308{i}.WAV", format="WAV")
+    Path("c/wavs").symlink_to("../elsewhere")
+    write("c/other.wav")
+    write(f"c/{table}", "\n".join([header, *map(row.format, range(4))]))
+    call(f"c --name x {'--speaker anna' if 'anna' in row else ''}")
+    assert listed("x") == [f"wavs/U\u0308{i}.WAV|Text, {i}" for i in range(4)]
+    assert f"c/{table}: field " in capsys.readouterr().out
+
+
+NAMES = st.text("a |\n\r\\+.é\u0301\ufeff\u2028,'", min_size=1, max_size=5)
+NAMES = st.sets(NAMES.filter(lambda name: name[0] != "."), min_size=2, max_size=3)
+
+
+@given(NAMES, st.booleans())
+def test_training_reads_the_list_of_any_names(names, converting):
+    """Or a name is refused, and nothing is written."""
+    n, texts = len(os.listdir()), {name: f"Text {i}" for i, name in enumerate(names)}
+    for name, text in texts.items():
+        write(f"a{n}/{name}.wav")
+        write(f"a{n}/{name}.txt", text)
+    try:
+        call(f"a{n} --name {n}" + f" --convert_to b{n}" * converting)
+    except UserError as error:
+        assert "has a |" in str(error) and len(os.listdir()) == n + 1
+    else:
+        hparams = HParams(data_dir=f"{'ab'[converting]}{n}")
+        clips = load_clips(f"filelists/{n}_train.txt+filelists/{n}_val.txt", hparams)
+        assert {Path(clip.path).stem: clip.text for clip in clips} == texts
+
+
 # Checks
 
 
@@ -110,12 +154,12 @@ def test_all_problems_of_a_corpus_are_in_one_list_and_nothing_is_written():
     """Problems of the table's form, of headers, of samples and of texts; and of clips with a text
     each."""
     rows = {
-        "ID|text|normalised text": "ID: no such wav or flac",
+        "ID|text|normalised text": "ID: no such sound",
         "0|one|one": "c/wavs/0.wav: 2 channels",
         "1|silent|silent": "c/wavs/1.wav: is silent",
         "2||  ": "text '' has nothing to speak",
-        "../4|up|up": "../4: no such wav or flac",
-        "one column": "1 column(s)",
+        "../4|up|up": "../4: no such sound",
+        "one column": "1 field(s), where most lines have 3",
     }
     for i in range(5):
         write(f"c/wavs/{i}.wav")
@@ -254,7 +298,7 @@ def test_audio_that_cannot_be_converted_is_in_one_list_and_leaves_no_corpus():
 
 def test_ljspeech_is_extracted_checked_and_listed(monkeypatch, capsys):
     """Eight clips, in an archive that was downloaded. A damaged archive is refused."""
-    corpus, archive = Path("data/LJSpeech-1.1"), Path("data/LJSpeech-1.1.tar.bz2")
+    corpus, archive = Path("my data/LJSpeech-1.1"), Path("my data/LJSpeech-1.1.tar.bz2")
     rows = [f'C-{i}|No. {i} "as printed.|number {i} "as read.\n' for i in range(8)]
     write("c/metadata.csv", "".join(rows))
     for i in range(8):
@@ -274,22 +318,22 @@ def test_ljspeech_is_extracted_checked_and_listed(monkeypatch, capsys):
 
     write(archive, "damaged")
     with pytest.raises(UserError, match=r"^http://.*; run again, or put LJ"):
-        prepare_ljspeech.main(["--data_dir", "data"])
+        prepare_ljspeech.main(["--data_dir", "my data"])
     assert not corpus.exists()
     archive.write_bytes(whole)
     Path(f"{corpus}.unfinished", "left").mkdir(parents=True)  # by a run that was killed
-    prepare_ljspeech.main(["--data_dir", "data"])
-    assert sorted(os.listdir("data")) == [corpus.name, archive.name]
+    prepare_ljspeech.main(["--data_dir", "my data"])
+    assert sorted(os.listdir("my data")) == [corpus.name, archive.name]
     for path in Path("c").rglob("*.*"):
         assert Path(corpus, *path.parts[1:]).read_bytes() == path.read_bytes()
-    expected = f"data_dir={corpus},hours=24,learning_rate_decay=0.3"
+    expected = f"data_dir='{corpus}',hours=24,learning_rate_decay=0.3"
     assert printed_settings(capsys.readouterr().out) == create_hparams(expected, "nvidia")
     names = HParams.training_files, HParams.validation_files
     for name, ids in zip(names, lists.values(), strict=True):
         expected = [f'wavs/C-{i}.wav|number {i} "as read.' for i in ids]
         assert Path(name).read_text().splitlines() == expected
     archive.unlink()
-    prepare_ljspeech.main(["--data_dir", "data"])  # finds the corpus
+    prepare_ljspeech.main(["--data_dir", "my data"])  # finds the corpus
 
 
 def test_the_split_has_every_clip_of_ljspeech_once():

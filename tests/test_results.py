@@ -16,7 +16,7 @@ from conftest import NO_DROPOUT, ROOT, build
 from scipy import stats
 
 from cli import UserError
-from hparams import HParams
+from hparams import MAY_CHANGE, HParams
 from loss_function import Tacotron2Loss
 from scripts import results
 
@@ -130,6 +130,18 @@ def test_settings_that_differ_are_columns(tmp_path, printed):
     write_run(tmp_path / "again", "SB", 1, batch_size=16)
     with pytest.raises(UserError, match="have the same settings and seed; name one of them"):
         printed(tmp_path)
+
+
+def test_settings_that_may_change_within_a_run_tell_no_runs_apart(tmp_path, printed):
+    """The decoder too, which a record has as a setting and as a condition of its times."""
+    changes = {
+        "max_decoder_steps": 2000, "num_workers": 3, "data_dir": "elsewhere", "decoder": "reference"
+    }  # fmt: skip
+    assert MAY_CHANGE.issuperset(changes)
+    write_run(tmp_path, "SB", 0)
+    write_run(tmp_path, "SB", 1, **changes)
+    (table,) = tables(printed(tmp_path))
+    assert table["SB"]["seeds"] == "2" and not changes.keys() & table["SB"].keys()
 
 
 def test_a_setting_that_a_record_lacks_came_later_and_has_its_default(tmp_path, printed):

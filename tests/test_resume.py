@@ -1,6 +1,7 @@
 """Nothing is lost: train.py stopped, killed, starved and misled."""
 
 import contextlib
+import errno
 import itertools
 import os
 import random
@@ -15,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import Forked, assert_same_run, records, write_tone
+from conftest import Forked, assert_same_run, contents, records, write_tone
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_post_hook as after_each_step
 
@@ -148,14 +149,40 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_or_the_best(
 
     for path in (tmp_path / "best").glob("*.pt"):  # as a user does to make room
         path.unlink()
-    before = {path: path.read_bytes() for path in (tmp_path / "best").rglob("*.*")}
+    before = contents(tmp_path / "best")
     for options, message in (
         (["--resume"], "has the records of a run, but no checkpoint to go on from"),
         ([], "best: holds a run; --resume it, or give another -o"),
     ):
         with pytest.raises(UserError, match=message):
             run("best", settings + "epochs=3", *options)
-    assert {path: path.read_bytes() for path in (tmp_path / "best").rglob("*.*")} == before
+    assert contents(tmp_path / "best") == before
+
+
+@pytest.mark.parametrize(
+    ("opens", "error"),
+    [
+        (True, OSError(errno.EIO, "Input/output error")),
+        (True, PermissionError(errno.EACCES, "Permission denied")),
+        (True, MemoryError()),
+        (False, MemoryError()),
+        (False, RuntimeError("DefaultCPUAllocator: can't allocate memory")),
+        (False, KeyError("whatever torch raises")),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
+    tmp_path, settings, run, opens, error
+):
+    run("run", settings + EVERY_BATCH + "epochs=1")
+    newest = checkpoints(tmp_path / "run")[0]
+    before = contents(tmp_path)
+    moment = (Path, "read_bytes") if opens else (torch, "load")
+    with (
+        patch.object(*moment, side_effect=error),
+        pytest.raises(UserError, match=f"{newest}: cannot be (read now|loaded) "),
+    ):
+        run("run", "epochs=2", "--resume")
+    assert contents(tmp_path) == before
 
 
 def test_what_makes_another_run_is_refused_and_changes_nothing(
@@ -181,10 +208,10 @@ def test_what_makes_another_run_is_refused_and_changes_nothing(
         ("has no progress; start from its weights by -c", lacking, "epochs=3"),
     ):
         torch.save(edited, path)
-        before = {file: file.read_bytes() for file in output.glob("*.*")}
+        before = contents(tmp_path)
         with pytest.raises(UserError, match=words):
             run("run", *change, "--resume")
-        assert {file: file.read_bytes() for file in output.glob("*.*")} == before
+        assert contents(tmp_path) == before
 
     torch.save(lacking, path)
     capsys.readouterr()
@@ -195,8 +222,10 @@ def test_what_makes_another_run_is_refused_and_changes_nothing(
     torch.save(state, path)
     for content in (b'{"event": "step"', b""):
         metrics.write_bytes(content)
+        short = contents(tmp_path)
         with pytest.raises(UserError, match=f"has {len(content)} bytes, but had {size:,} when"):
-            run("run", "epochs=3", "--resume")
+            run("run", "epochs=3", "--resume", "-l", str(tmp_path / "new" / "logs"))
+        assert contents(tmp_path) == short
 
     metrics.write_bytes(before[metrics])
     for i in (3, 6):
@@ -302,7 +331,7 @@ def test_a_signal_finishes_the_batch_and_saves(tmp_path, settings, run, number):
     settings += "epochs=5000,epochs_per_validation=5000"
     process = Forked("train.py", "-o", output, "--hparams", settings)
     assert any(line.startswith("epoch 5: training loss") for line in process.stdout)
-    held = f"{output}: in use by process {process.pid}; wait for its end, or give another -o"
+    held = f"{output}: in use by process {process.pid}, or a training that it started; wait for"
     with pytest.raises(UserError, match=held):
         run("run", "", "--resume")
     os.killpg(process.pid, number)

@@ -1,12 +1,14 @@
 """run_all.py as its users call it: on a corpus of tones, with a tiny model."""
 
 import importlib
+import multiprocessing
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -19,7 +21,7 @@ from conftest import ROOT
 from cli import UserError, exit_on_user_error
 from hparams import HParams, create_hparams
 from scripts import run_all
-from tests.conftest import TINY, WORDS, records, write_tone
+from tests.conftest import TINY, WORDS, contents, records, write_tone
 from training.logger import RunLogger
 
 NAMES = "RAND BKT-BR SSB-DBS-BR"
@@ -197,6 +199,37 @@ def test_interrupted_it_ends_its_training_first(here, tones, run, monkeypatch, n
     assert "run the same command again to continue" in printed and "[2/2]" not in printed
 
 
+def test_killed_it_cannot_be_called_again_before_its_training_ends(here, tones, run, monkeypatch):
+    (here / "train.py").write_text(
+        "import pathlib, time\n"
+        "pathlib.Path('started').touch()\n"
+        "while not pathlib.Path('end').exists():\n"
+        "    time.sleep(0.05)\n"
+    )
+    call = run_all.call
+
+    def call_train(program: str, *args: object, **options) -> int:
+        return (call if program == "train.py" else call_here)(program, *args, **options)
+
+    monkeypatch.setattr(run_all, "ROOT", here)
+    options = arguments(tones, Path("out"), "--only=SB SSB")
+    killed = multiprocessing.get_context("fork").Process(
+        target=run, args=options, kwargs={"call": call_train}
+    )
+    killed.start()
+    while not (here / "started").exists():
+        assert killed.is_alive()
+        time.sleep(0.05)
+    killed.kill()
+    killed.join()
+    printed = run(*options, status=2)
+    assert f"out: in use by process {killed.pid}, or a training" in printed
+    (here / "end").touch()
+    while "in use" in (printed := run(*options, "--hparams=batch_size=64", status=2)):
+        time.sleep(0.05)
+    assert "has batch_size=2, and this call batch_size=64" in printed
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -206,10 +239,10 @@ def test_interrupted_it_ends_its_training_first(here, tones, run, monkeypatch, n
     ],
 )
 def test_a_refused_call_trains_nothing(here, tones, run, options, message):
-    before = {path: path.stat().st_mtime_ns for path in here.glob("out/**/*")}
+    before = contents(here / "out")
     printed = run(*arguments(tones, Path("out"), *options), status=2)
     assert message in printed and "called train.py" not in printed
-    assert {path: path.stat().st_mtime_ns for path in here.glob("out/**/*")} == before
+    assert contents(here / "out") == before
 
 
 def test_what_no_run_can_start_with_ends_the_series_and_a_full_disk_is_refused(
@@ -243,14 +276,16 @@ def test_parameters_are_the_papers_on_ljspeechs_lengths():
     chosen = np.random.default_rng(0).choice(lengths, 10_480, replace=False)
     clips = [SimpleNamespace(n_frames=n) for n in chosen.tolist()]
     with patch.object(run_all, "load_data", lambda _: (clips, [])):
-        found = run_all.parameters_like_ssb(parse(), HParams())
+        assert run_all.parameters_like_ssb(parse(), HParams()) == {}
+        hparams = HParams(training_files="others.txt")
+        found = run_all.parameters_like_ssb(parse(), hparams)
         assert found["BKT"] == {"bucket_size": pytest.approx(1024, rel=0.05)}
         assert found["ATS"] == {"n_bins": pytest.approx(58, rel=0.05)}
         for option in ("--hparams=bucket_size=32,n_bins=7", "--only=RAND SSB-BR"):
-            assert run_all.parameters_like_ssb(parse(option), HParams()) == {}
+            assert run_all.parameters_like_ssb(parse(option), hparams) == {}
         with pytest.raises(UserError, match="cannot pad like SSB here"):
             del clips[20:]
-            run_all.parameters_like_ssb(parse(), HParams())
+            run_all.parameters_like_ssb(parse(), hparams)
 
 
 @pytest.mark.parametrize("strategy, unit", [("BKT", 16), ("ATS", 1)])

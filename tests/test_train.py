@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import records
+from conftest import contents, records
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -30,10 +30,6 @@ from training.validation import validate
 def column(output: Path, event: str, name: str) -> list[float]:
     """Returns a scalar of all records of an event."""
     return [record[name] for record in records(output, event)]
-
-
-def files(folder: Path) -> set[Path]:
-    return {path for path in folder.rglob("*") if path.is_file()}
 
 
 def losses(output: Path) -> list[float]:
@@ -340,9 +336,9 @@ def test_a_refused_call_says_so_in_one_line_and_leaves_nothing(
     name = change.partition("=")[0]
     settings = re.sub(rf"\b{name}=[^,]*,", "", settings) + change
     (tmp_path / "mine").mkdir()
-    before = files(tmp_path)
+    before = contents(tmp_path)
     for name in ("a/b", "mine"):
         with pytest.raises(UserError, match=re.escape(message)) as error:
             run(name, settings, "-l", str(tmp_path / "logs" / "c"), *options)
         assert "\n" not in str(error.value)
-    assert files(tmp_path) == before
+    assert contents(tmp_path) == before

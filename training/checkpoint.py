@@ -4,6 +4,7 @@ NVIDIA's checkpoints are read too.
 """
 
 import dataclasses
+import io
 import json
 import pickle
 import re
@@ -21,11 +22,16 @@ from torch import Tensor, nn
 from cli import DISK_FULL, UserError, counted, replacing
 from hparams import HParams, format_overrides
 from training import distributed
+from training.device import is_out_of_memory
 
 BEST = "checkpoint_best.pt"
 
 # Settings that this code no longer has, and that never changed what a checkpoint holds.
 REMOVED_SETTINGS = {"precise_batch_norm", "gate_threshold"}
+
+
+class DamagedCheckpoint(UserError):
+    """A file that has lost some of its content, or is no checkpoint."""
 
 
 # The checkpoints in a run's folder
@@ -66,14 +72,14 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
     Damaged ones are reported and left alone. The best one is used if all others are damaged.
 
     Raises:
-        UserError: every checkpoint is damaged.
+        UserError: every checkpoint is damaged, or one cannot be read for another reason.
     """
     problems = []
     numbered = checkpoints(folder)
     for path in [*numbered, *sorted(set(folder.glob("checkpoint_*.pt")) - set(numbered))]:
         try:
             state = load_checkpoint(path)
-        except UserError as error:
+        except DamagedCheckpoint as error:
             problems.append(str(error))
             continue
         for problem in problems if distributed.RANK == 0 else ():
@@ -132,36 +138,68 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     if path.is_dir():
         raise UserError(f"{path}: a folder without checkpoints; name that of a run, or a file")
-    if not path.is_file():
-        raise UserError(f"{path}: no such checkpoint; name one that train.py saved")
     try:
-        if zipfile.is_zipfile(path):  # torch does not check the checksums
-            with zipfile.ZipFile(path) as archive:
-                damaged = archive.testzip()
-            if damaged:
-                raise ValueError(damaged)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises all kinds of errors on what is no checkpoint
-        code = re.search(r"GLOBAL (\S*)", str(error))
-        if code and isinstance(error, pickle.UnpicklingError):
-            raise UserError(
-                f"{path}: holds Python code ({code[1]}), not only weights; it was not run; use a "
-                "checkpoint from a source that you trust"
-            ) from None
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such checkpoint; name one that train.py saved") from None
+    except (OSError, MemoryError) as error:
         raise UserError(
-            f"{path}: not a checkpoint, or damaged ({type(error).__name__}); use another file"
+            f"{path}: cannot be read now ({error or 'out of memory'}); mend that, then run again"
         ) from None
+    state = _unpickled(content, path)
     if not isinstance(state, dict) or not _are_weights(state.get("state_dict")):
         raise UserError(
             f"{path}: has no 'state_dict' of weights; name a checkpoint that train.py or NVIDIA's "
             "code saved"
         )
-    weights = state["state_dict"]
-    if all(name.startswith("module.") for name in weights):  # saved by DistributedDataParallel
-        weights = {name.removeprefix("module."): weight for name, weight in weights.items()}
-    return state | {"state_dict": weights}
+    return state | {"state_dict": _without_prefix(state["state_dict"])}
+
+
+def _without_prefix(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns weights without what all their names begin with because the model was wrapped."""
+    for prefix in ("module.", "_orig_mod.", "model."):  # by DDP, torch.compile, Lightning
+        if all(name.startswith(prefix) for name in weights):
+            weights = {name.removeprefix(prefix): weight for name, weight in weights.items()}
+    return weights
+
+
+def _unpickled(content: bytes, path: Path) -> Any:
+    """Returns what ``torch.save`` wrote into a file, whose bytes are ``content``."""
+    if content[8:9] == b"{":  # after the size of the header
+        raise UserError(
+            f"{path}: a safetensors file; load it, and save its weights by "
+            "torch.save({'state_dict': weights}, FILE)"
+        )
+    is_whole = False
+    try:
+        if zipfile.is_zipfile(io.BytesIO(content)):  # torch does not check the checksums
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                damaged = archive.testzip()
+            if damaged:
+                raise ValueError(damaged)
+            is_whole = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises all kinds of errors on what is no checkpoint
+        code = re.search(r"GLOBAL (\S*)", str(error))
+        if code and code[1].startswith("numpy."):
+            raise UserError(
+                f"{path}: has a NumPy value beside its weights, which is not read; save it again "
+                "with the state_dict alone"
+            ) from None
+        if code and isinstance(error, pickle.UnpicklingError):
+            raise UserError(
+                f"{path}: holds Python code ({code[1]}), not only weights; it was not run; use a "
+                "checkpoint from a source that you trust"
+            ) from None
+        reason = type(error).__name__
+        if is_whole or is_out_of_memory(error):
+            reason += f": {error}".partition("\n")[0]
+            raise UserError(f"{path}: cannot be loaded ({reason}); use another file") from None
+        raise DamagedCheckpoint(
+            f"{path}: not a checkpoint, or damaged ({reason}); use another file"
+        ) from None
 
 
 def _are_weights(value: Any) -> bool:
@@ -198,10 +236,13 @@ def load_weights(
             their names: "decoder" is all of the decoder.
 
     Raises:
-        UserError: a weight is missing, unknown or of another shape, or ``ignore_layers`` names
-            no weight.
+        UserError: a weight is missing, unknown, of another shape or not finite, or
+            ``ignore_layers`` names no weight.
     """
     expected, saved = model.state_dict(), state["state_dict"]
+    if expected.keys().isdisjoint(saved):
+        name = next(iter(saved), "none")
+        raise UserError(f"{path}: no weight has the name of one here ({name}); is it Tacotron 2's?")
     ignored = _weights_of(ignore_layers, expected, saved)
     loaded = {name: weight for name, weight in saved.items() if name not in ignored}
     loaded |= {name: weight for name, weight in expected.items() if name in ignored}
@@ -225,6 +266,9 @@ def load_weights(
             f"{path}: the checkpoint of another model: {problem}; {fix}, or train from its other "
             f"weights by -c, --warm_start and --hparams '{without}'"
         )
+    for name, weight in loaded.items():
+        if not weight.isfinite().all():
+            raise UserError(f"{path}: {name} has values that are not finite; use another file")
     model.load_state_dict(loaded)
 
 

@@ -84,7 +84,8 @@ def print_summary(data: Data, model: Tacotron2, progress: Progress, source: Path
     """Prints what is trained, on which data and device, and from where it starts."""
     if n := data.sampler.n_repeated:
         batches = counted(n, "batch", "es")
-        print(f"note: epoch 1 repeats {batches}, so that all processes have equally many")
+        title = f"epoch {progress.epoch + 1}"
+        print(f"note: {title} repeats {batches}, so that all processes have equally many")
     device = next(model.parameters()).device
     used = training_conditions(device, model.hparams, model.decoder.implementation)
     threads = f", {counted(used['threads'], 'thread')}" if device.type == "cpu" else ""
@@ -168,9 +169,6 @@ class RunLogger:
         step, size: the last step done, and the size of metrics.jsonl then, in bytes. What an
             interrupted run logged after that is dropped, since resuming logs it again. (In
             TensorBoard's curves over epochs it stays, and an epoch is there twice.)
-
-    Raises:
-        UserError: metrics.jsonl is shorter than ``size``.
     """
 
     def __init__(
@@ -180,12 +178,6 @@ class RunLogger:
         self.sample_dir = output_dir / "sample"
         self.sample_dir.mkdir(parents=True, exist_ok=True)
         self.metrics = (output_dir / "metrics.jsonl").open("ab")
-        if self.metrics.tell() < size:
-            raise UserError(
-                f"{self.metrics.name}: has {self.metrics.tell():,} bytes, but had {size:,} when "
-                "the checkpoint was saved; restore the missing lines, or start another run from "
-                "it by -c, with another -o"
-            )
         self.metrics.truncate(size)
         self.tensorboard = SummaryWriter(log_dir, purge_step=step + 1 if step else 0)
         layout = {

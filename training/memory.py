@@ -131,13 +131,9 @@ def try_run(
     optimizer: Optimizer,
     data: Data,
     epochs: Iterable[int],
-    check_stop: Callable[[], None],
 ) -> None:
     """Computes gradients on the largest batches of ``epochs``, and leaves the model as it was. If a
     batch fits only without CUDA graphs, training goes on without them.
-
-    Args:
-        check_stop: is called after each batch, by all processes together; may raise.
 
     Raises:
         UserError: a batch does not fit; the message suggests a setting that does.
@@ -151,7 +147,6 @@ def try_run(
                 fix = _suggestion(n_fitting / len(items), dataset, hparams)
                 batch = collate(items, hparams.n_frames_per_step)
                 raise UserError(f"{too_large(batch)}; {fix}")
-            check_stop()
 
 
 def largest_fitting(

@@ -6,10 +6,10 @@ import math
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -71,22 +71,27 @@ class Origin(NamedTuple):
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Makes a run's folder and locks it until the context or the process ends, even if killed.
+def locked(folder: Path, log_dir: Path | None = None) -> Iterator[IO[str]]:
+    """Makes a run's folder and ``log_dir``, and locks the first until the context or the process
+    ends, even if killed. Folders that stay empty are removed. Yields the file that is locked: a
+    process that inherits it holds the lock too.
 
     Raises:
-        UserError: another process holds the lock, or the folder cannot be written or locked.
+        UserError: another process holds the lock, or a folder cannot be written or locked.
     """
-    is_new = not folder.exists()
+    paths = [folder, *folder.parents]
+    if log_dir:
+        paths += [log_dir, *log_dir.parents]
+    missing = [path for path in paths if not path.exists()]
     make_folder(folder, "give another -o")
     with open(folder / "lock", "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            process = f"process {file.read() or '(just started)'}"
+            process = f"process {file.read() or '(just started)'}, or a training that it started"
             raise UserError(
-                f"{folder}: in use by {process}; wait for its end, or give another -o"
+                f"{folder}: in use by {process}; wait for its end, or give another folder"
             ) from None
         except OSError as error:
             raise UserError(
@@ -98,12 +103,15 @@ def locked(folder: Path) -> Iterator[None]:
         for part in folder.glob("checkpoint_*.part"):  # of a killed process
             part.unlink()
         try:
-            yield
+            if log_dir:
+                make_folder(log_dir, "give another -l")
+            yield file
         finally:
             if [path.name for path in folder.iterdir()] == ["lock"]:  # no run began
                 (folder / "lock").unlink()
-                if is_new:
-                    folder.rmdir()
+            for path in missing:
+                with suppress(OSError):  # it has files
+                    path.rmdir()
 
 
 # Ways to begin
@@ -158,6 +166,7 @@ def resumed(folder: Path, overrides: str, preset: str | None) -> Origin:
     hparams = hparams_to_resume(state, source, overrides, preset)
     progress = Progress(**state["progress"])
     refuse_other_processes(len(state["random_states"]), progress, source)
+    refuse_lost_records(folder / "metrics.jsonl", progress.metrics_size)
     if not hparams.hours:
         progress.plan_fall(last_share(hparams.epochs, hparams.learning_rate_decay))
     elif hparams.hours != state["hparams"].get("hours"):
@@ -284,6 +293,16 @@ def refuse_other_processes(n_processes: int, progress: Progress, path: Path) -> 
             f"{progress.epoch + 1}, now there are {distributed.WORLD_SIZE}; use torchrun "
             f"--nproc_per_node={n_processes}, or start another run by -c, at the start of that "
             "epoch, with another -o"
+        )
+
+
+def refuse_lost_records(metrics: Path, size: int) -> None:
+    """Raises :class:`UserError` if ``metrics`` is shorter than the ``size`` in bytes that it had
+    when the checkpoint was saved."""
+    if (now := metrics.stat().st_size if metrics.exists() else 0) < size:
+        raise UserError(
+            f"{metrics}: has {now:,} bytes, but had {size:,} when the checkpoint was saved; "
+            "restore the missing lines, or start another run from it by -c, with another -o"
         )
 
 

@@ -45,14 +45,16 @@ def stop(message: str) -> None:
 
 
 def read_clips(folder: Path) -> list[ndarray]:
-    """Returns all wavs below ``folder`` in the order of their names, (T,) each, equally loud."""
-    paths, clips = sorted(folder.rglob("*.wav")), []
+    """Returns all wavs and flacs below ``folder`` in the order of their names, (T,) each, equally
+    loud."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".wav", ".flac"))
+    clips = []
     if len(paths) < 16:
-        stop(f"{folder}: has {len(paths)} wav files; give a folder with at least 16")
+        stop(f"{folder}: has {len(paths)} wavs and flacs; give a folder with at least 16")
     for path in paths:
         try:
             samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
-        except (OSError, soundfile.LibsndfileError) as error:
+        except (OSError, ValueError, soundfile.LibsndfileError) as error:  # ValueError: no length
             stop(f"{path}: {error}; replace it or take it out")
         if not np.isfinite(samples).all() or not samples.mean(1).any():
             stop(f"{path}: has no sound; take it out")
