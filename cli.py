@@ -1,9 +1,14 @@
 """What all programs share: errors that a user can fix, arguments, and writing files."""
 
+import sys
+
+if sys.platform == "win32":
+    print("error: this recipe does not run on Windows; use WSL2", file=sys.stderr)
+    sys.exit(2)
+
 import argparse
 import errno
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -231,9 +231,19 @@ MAY_CHANGE = {
 NVIDIA_ONLY = {
     "iters_per_checkpoint": "use epochs_per_checkpoint, epochs_per_validation, checkpoint_minutes",
     "load_mel_from_disk": "mels are computed from the wavs once, and kept: see cache_mels",
+    "max_wav_value": "leave it out: samples of any format are read as -1 to 1",
     "fp16_run": "use precision=bf16, or tf32",
+    "dynamic_loss_scaling": "leave it out: precision=bf16 needs no loss scaling",
     "gate_threshold": "use end_threshold, and end_steps=1 for NVIDIA's rule",
-    "distributed_run": "on several GPUs: torchrun --nproc_per_node=N train.py ...",
+    "use_saved_learning_rate": "leave it out: --resume keeps the rate, and -c takes learning_rate",
+    **dict.fromkeys(
+        ("cudnn_enabled", "cudnn_benchmark"),
+        "leave it out: cuDNN is used, and does not time its algorithms, since shapes vary",
+    ),
+    **dict.fromkeys(
+        ("distributed_run", "dist_backend", "dist_url", "n_gpus", "rank", "group_name"),
+        "on several GPUs: torchrun --nproc_per_node=N train.py ...",
+    ),
 }
 
 

@@ -30,7 +30,14 @@ from cli import UserError, counted
 from corpus.sets import load_data
 from data_utils import Batch, Data, load_ahead
 from decoder import check_fast_path
-from hparams import MAY_CHANGE, PRESETS, HParams, parse_overrides, settings_table
+from hparams import (
+    MAY_CHANGE,
+    NVIDIA_ONLY,
+    PRESETS,
+    HParams,
+    parse_overrides,
+    settings_table,
+)
 from layers import restore_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
@@ -66,7 +73,7 @@ def parse_args() -> argparse.Namespace:
     add("-o", "--output_dir", "--output_directory", required=True, type=Path, metavar="DIR",
         help="for the run")
     add("-l", "--log_dir", "--log_directory", type=Path, metavar="DIR",
-        help="for TensorBoard (default: -o)")
+        help="for TensorBoard, from the current folder, not from -o (default: -o)")
     add("-c", "--checkpoint", "--checkpoint_path", type=checkpoint.checkpoint_file, metavar="FILE",
         help="start another run from this checkpoint, or from the newest of a run's folder, with "
         "its settings, at the start of the epoch that it was saved in")
@@ -78,9 +85,12 @@ def parse_args() -> argparse.Namespace:
     add("--preset", help=f"{' or '.join(PRESETS)} (default paper)")
     add("--hparams", action="append", default=[], metavar="NAME=VALUE,...",
         help="settings to change; a later value wins")
+    add("--n_gpus", "--rank", "--group_name", dest="distributed", help=argparse.SUPPRESS)
     # fmt: on
     args = parser.parse_args()
     args.hparams = ",".join(args.hparams)
+    if args.distributed:
+        parser.error(f"--n_gpus, --rank, --group_name: {NVIDIA_ONLY['n_gpus']}")
     if args.warm_start and not args.checkpoint:
         parser.error("--warm_start takes the weights of a checkpoint; name it with -c")
     if args.resume and args.checkpoint:

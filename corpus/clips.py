@@ -125,6 +125,8 @@ def read_clips(
     lines, problems = [], []
     for name, folder in zip(split_names(filelists), folders, strict=True):
         rows = [(where, line, line.split("|")) for where, line in read_lines(name)]
+        if not all(os.path.isabs(row[0].strip()) for _, _, row in rows):
+            require_folder(folder, hparams)
         width = mode(len(row) for _, _, row in rows) if rows else 2
         for location, line, row in rows:
             path, text = map(str.strip, (row * 2)[:2])
@@ -149,19 +151,22 @@ def data_folders(filelists: str, hparams: HParams) -> list[str]:
     setting ``data_dir`` has one folder for all lists, or one for each, joined by ``+``, in order.
 
     Raises:
-        UserError: there is no such folder, or there are neither one nor as many as lists.
+        UserError: there are neither one nor as many as lists.
     """
-    setting, n_lists = f"setting data_dir={hparams.data_dir}", len(split_names(filelists))
-    folders = split_names(hparams.data_dir)
-    for folder in folders:
-        if not os.path.isdir(folder or "."):
-            fix = "use the corpus's folder (scripts/prepare_ljspeech.py downloads LJSpeech)"
-            name = f" {folder}" if len(folders) > 1 else ""
-            raise UserError(f"{setting}: no such folder{name}; {fix}")
+    n_lists, folders = len(split_names(filelists)), split_names(hparams.data_dir)
     if len(folders) not in (1, n_lists):
         fix = "give one for all, or as many as training_files and validation_files each have lists"
-        raise UserError(f"{setting}: {len(folders)} folders; {fix}")
+        raise UserError(f"setting data_dir={hparams.data_dir}: {len(folders)} folders; {fix}")
     return folders * (n_lists // len(folders))
+
+
+def require_folder(folder: str, hparams: HParams) -> None:
+    """Raises :class:`UserError` unless ``folder``, of the setting ``data_dir``, exists."""
+    if not os.path.isdir(folder or "."):
+        setting = f"setting data_dir={hparams.data_dir}"
+        name = f" {folder}" if folder != hparams.data_dir else ""
+        fix = "use the corpus's folder (scripts/prepare_ljspeech.py downloads LJSpeech)"
+        raise UserError(f"{setting}: no such folder{name}; {fix}")
 
 
 def split_names(setting: str) -> list[str]:
@@ -284,11 +289,12 @@ def texts_to_speak(hparams: HParams) -> list[list[int]]:
         return []
     if hparams.symbols and hparams.speak_texts == HParams.speak_texts:
         print("note: speak_texts is the default, in English; set it to sentences of your language")
-    report_unknown_characters((("setting speak_texts", t) for t in hparams.speak_texts), hparams)
     try:
-        return [check_text(text, hparams) for text in hparams.speak_texts]
+        ids = [check_text(text, hparams) for text in hparams.speak_texts]
     except UserError as error:
         raise UserError(f"setting speak_texts: {error}") from None
+    report_unknown_characters((("setting speak_texts", t) for t in hparams.speak_texts), hparams)
+    return ids
 
 
 def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams) -> None:

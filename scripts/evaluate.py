@@ -57,7 +57,7 @@ class Opened(NamedTuple):
 
 
 def open_checkpoint(
-    path: Path, overrides: str, filelist: str | None, n_clips: int | None
+    path: Path, overrides: str, filelist: str | None, data_dir: str | None, n_clips: int | None
 ) -> Opened:
     """Loads a model and its clips.
 
@@ -65,6 +65,7 @@ def open_checkpoint(
         UserError: one of them cannot be loaded, or a clip is longer than the model may speak.
     """
     changes = {"validation_files": filelist} if filelist else {}
+    changes |= {"data_dir": data_dir} if data_dir else {}
     model = load_model(path, overrides, **changes)
     hparams = model.hparams
     clips = load_clips(hparams.validation_files, hparams)[:n_clips]
@@ -154,6 +155,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     add("-c", "--checkpoint", required=True, nargs="+", type=checkpoint_file, help=many)
     add("--filelist", metavar="LIST", help="clips to speak (default: the validation set)")
+    folder = "folder that the list's paths start from (default: the setting of the checkpoint)"
+    add("--data_dir", metavar="DIR", help=folder)
     add("--clips", type=positive, metavar="N", help="only the first N of them")
     written = "write PREFIX.csv and PREFIX_clips.csv (default %(default)s)"
     add("-o", "--output", type=Path, default="runs/evaluation", metavar="PREFIX", help=written)
@@ -170,7 +173,7 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"{file}: exists already; give another -o, or remove it")
     opened = []
     for path in args.checkpoint:  # all of them, before the first is evaluated
-        opened.append(open_checkpoint(path, args.hparams, args.filelist, args.clips))
+        opened.append(open_checkpoint(path, args.hparams, args.filelist, args.data_dir, args.clips))
         check_comparable(opened[0], opened[-1])
     make_folder(args.output.parent, "give another -o")
     rows, clip_rows = [], []

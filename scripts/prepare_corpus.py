@@ -222,9 +222,10 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
     """Returns all characters of the cleaned texts that can be symbols, sorted. Prints the rarest,
     among which misprints would be, and the texts with digits."""
     uses = Counter()
+    dotless = "ı" if any("ı" in line.text for line in lines) else ""  # as in Turkish
     for line in lines:
         with suppress(ValueError):  # check_clips reports it
-            uses.update(unicodedata.normalize("NFC", clean_text(line.text, cleaners)))
+            uses.update(unicodedata.normalize("NFC", clean_text(line.text, cleaners, dotless)))
     symbols = []
     # @ is last: as the first, it would name a file.
     for character in sorted(uses, key=lambda symbol: (symbol == "@", symbol)):

@@ -88,6 +88,8 @@ def split_text(text: str, longest: int) -> list[str]:
     """Splits a cleaned text that is longer than ``longest`` characters: into sentences; those that
     are still too long, at commas; and what is still too long, between words."""
     pieces = []
+    # Phones stay together: their spaces become another character until the end.
+    text = re.sub(r"\{[^{}]*\}", lambda match: match[0].replace(" ", "\0"), text)
     # Cleaned text has no abbreviations or decimals left, but it may have initials.
     sentence_end = r"(?<!\b\w\.)(?<=[.?!…])\s+|(?<=[。！？])"
     clause_end = r"(?<=[,;:，；])\s*|\s+[-–—]+\s+"
@@ -100,8 +102,9 @@ def split_text(text: str, longest: int) -> list[str]:
                 pieces[-1] += f" {clause}"
             else:
                 pieces.append(clause)
-    words = rf"\S.{{0,{longest - 1}}}(?!\S)|\S{{1,{longest}}}"
-    return [part for piece in pieces for part in re.findall(words, piece)]
+    words = rf"\S.{{0,{longest - 1}}}(?!\S)|(?:{{[^{{}}]*}}|\S){{1,{longest}}}"
+    parts = [part for piece in pieces for part in re.findall(words, piece)]
+    return [part.replace("\0", " ") for part in parts]
 
 
 def symbol_ids(text: Text, hparams: HParams, longest: int) -> list[list[int]]:

@@ -19,6 +19,14 @@ def listed(name: str) -> set[str]:
     return set(re.findall(r"^[\w-]+", (ROOT / name).read_text(), re.M)) - {"-r"}
 
 
+def test_on_windows_one_line_says_what_to_use():
+    code = "import sys; sys.platform = 'win32'; import cli"
+    python = [sys.executable, "-c", code]
+    ended = subprocess.run(python, cwd=ROOT, capture_output=True, text=True)
+    message = "error: this recipe does not run on Windows; use WSL2\n"
+    assert (ended.returncode, ended.stderr) == (2, message)
+
+
 # Each room imports from those above it alone. Programs are last, and import no other program.
 ROOMS = (
     {"cli", "text", "batching", "layers"},

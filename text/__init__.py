@@ -132,6 +132,8 @@ def _ids(symbols: str) -> dict[str, int]:
 
 
 def _clean(text: str, cleaners: Sequence[str], symbols: str) -> str:
+    if "ı" in symbols:  # Turkish and the like, whose small I has no dot, and İ has one
+        text = text.replace("I", "ı").replace("İ", "i")
     for name in cleaners:
         if name not in CLEANERS:
             raise ValueError(f"unknown text cleaner {name!r}; use one of {', '.join(CLEANERS)}")

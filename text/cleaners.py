@@ -6,8 +6,16 @@ those to use.
 - ``transliteration_cleaners``: other languages that Unidecode can write in ASCII.
 - ``basic_cleaners``: any other language, with the alphabet that ``hparams.symbols`` gives.
 
-On ordinary English they agree with NVIDIA's, so checkpoints can be exchanged. (One exception:
-Mrs. is "missus" here, "misess" there.)
+On ordinary English they agree with NVIDIA's, so checkpoints can be exchanged. They differ in what
+follows; ``READ_AS`` in tests/test_text.py has an example of each:
+
+- abbreviations: Mrs. ("missus"), vs., e.g., i.e., No., Blvd., Ave., months before a number; ft.
+- decimals (3.14 is "three point one four"), versions, fractions, powers, ranges, minus signs
+- money: scales ($3.5B), euros, yen, cents, the sign last, fractions of a cent
+- times of day, ISO dates, telephone numbers, the numerals of rulers
+- units (5km), temperatures, signs (%, &, +, =, @, #, §, ×), digits beside letters (mp3)
+- hundreds with a comma ("fifteen hundred"), plurals (1980s), thin spaces, digits after zeros (007)
+- characters that Unidecode would write as signs or quotes: they are left out
 """
 
 import functools
@@ -19,8 +27,10 @@ from collections.abc import Iterator, Sequence
 from unidecode import unidecode
 
 from .numbers import CURRENCIES, expand_numbers
+from .symbols import JOINERS
 
 _CURRENCY = "".join(CURRENCIES)
+_SPACES = "\u00a0\u2009\u202f"  # which group digits
 _SIGNS = {  # only signs with a single reading
     "%": "percent",
     "&": "and",
@@ -32,6 +42,8 @@ _SIGNS = {  # only signs with a single reading
     "±": "plus or minus",
     "−": "minus",  # U+2212; expand_numbers handles hyphens before numbers
     "÷": "divided by",
+    "×": "times",
+    "§": "section",
 }
 _SIGN = f"[{''.join(_SIGNS)}]"
 _UNSPACED_SIGN = re.compile(rf"(?<=\w)(?={_SIGN})|(?<={_SIGN})(?=[\w{_CURRENCY}]|{_SIGN})")
@@ -60,8 +72,23 @@ _ABBREVIATIONS = {
     "ltd": "limited",
     "col": "colonel",
     "ft": "fort",
+    "vs": "versus",
+    "e.g": "for example",
+    "i.e": "that is",
+    "blvd": "boulevard",
+    "ave": "avenue",
 }
-_ABBREVIATION = re.compile(rf"\b({'|'.join(_ABBREVIATIONS)})\.", re.IGNORECASE)
+_ABBREVIATION = re.compile(rf"\b({'|'.join(map(re.escape, _ABBREVIATIONS))})\.", re.IGNORECASE)
+_RULERS = (  # and popes, by the names that have had numerals
+    "Albert|Alexander|Benedict|Charles|Edward|Elizabeth|Ferdinand|Francis|Frederick|George|Gregory|"
+    "Henry|Ivan|James|John|Leo|Louis|Mary|Napoleon|Nicholas|Paul|Peter|Philip|Pius|Richard|Robert|"
+    "Victor|William"
+)
+_REGNAL = re.compile(
+    rf"\b({_RULERS}) (X{{0,2}}(?:IX|IV|VI{{0,3}}|I{{2,3}})|X{{1,2}}I?|I(?=[.,;:)]|$))(?![\w'])"
+)
+_LONE_ACCENTS = re.compile(r"(?<![^\W\d_])(?<![\u0300-\u036f])[\u0300-\u036f]+")
+_VULGAR = re.compile(r"([0-9]?)([¼-¾⅐-⅞])")
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 
 
@@ -69,7 +96,8 @@ def english_cleaners(text: str) -> str:
     """Returns lower-case ASCII, with numbers, amounts of money, signs and abbreviations spelled
     out."""
     text = expand_signs(text)
-    text = to_ascii(text, keep=_CURRENCY)  # Unidecode turns £ into PS
+    text = _REGNAL.sub(_regnal, text)
+    text = to_ascii(text, keep=_CURRENCY + _SPACES)  # Unidecode turns £ into PS
     text = expand_numbers(text.lower())
     text = _SLASH.sub(" ", text)  # and/or, 24/7: dropped, the slash would join the words
     return collapse_whitespace(expand_abbreviations(text))
@@ -81,8 +109,10 @@ def transliteration_cleaners(text: str) -> str:
 
 
 def basic_cleaners(text: str) -> str:
-    """Returns lower-case text."""
-    return collapse_whitespace(text.lower())
+    """Returns lower-case text without what is invisible, such as soft hyphens, and accents that
+    follow no letter."""
+    visible = (c for c in text.lower() if unicodedata.category(c) != "Cf" or c in JOINERS)
+    return collapse_whitespace(_LONE_ACCENTS.sub("", "".join(visible)))
 
 
 def english_phones(text: str) -> str:
@@ -167,21 +197,37 @@ def unknown_words(text: str) -> Iterator[str]:
 
 def to_ascii(text: str, keep: str = "") -> str:
     """Transliterates to ASCII, except characters in ``keep``; drops what has no equivalent, and
-    what would become a brace, which encloses phones."""
+    signs, which would be read another way if the text were cleaned again."""
     text = text.encode(errors="ignore").decode()  # drops lone surrogates: Unidecode warns
 
     def write(match: re.Match) -> str:
-        return re.sub("[{}]", "", unidecode(match[0]))
+        return re.sub(r"[^a-zA-Z0-9\s!'(),.:;?-]", "", unidecode(match[0]))
 
     return re.sub(rf"[^\x00-\x7f{keep}]+", write, text)
 
 
 def expand_signs(text: str) -> str:
     """Spells out signs such as %, ° and ², with spaces around them."""
+    text = text.replace("℃", "°C").replace("℉", "°F")
+    text = _VULGAR.sub(_vulgar, text)
     text = _POWER.sub(_power, text)
     text = _TEMPERATURE.sub(lambda match: "° celsius" if match[1] in "cC" else "° fahrenheit", text)
     text = _SINGULAR.sub(lambda match: f"1 {_SIGNS[match[1]].removesuffix('s')}", text)
     return _UNSPACED_SIGN.sub(" ", text).translate(str.maketrans(_SIGNS))
+
+
+def _vulgar(match: re.Match) -> str:
+    fraction = unicodedata.normalize("NFKC", match[2]).replace("⁄", "/")
+    return f"{match[1]} {fraction}" if match[1] else fraction
+
+
+def _regnal(match: re.Match) -> str:
+    """Reads the Roman numeral after a ruler's name: "Henry VIII" is Henry the 8th."""
+    values = [{"I": 1, "V": 5, "X": 10}[letter] for letter in match[2]]
+    pairs = zip(values, [*values[1:], 0], strict=True)
+    number = sum(-value if value < following else value for value, following in pairs)
+    suffix = "th" if 10 < number < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{match[1]} the {number}{suffix}"
 
 
 def _power(match: re.Match) -> str:

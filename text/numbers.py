@@ -11,14 +11,18 @@ CURRENCIES = {  # sign: unit, units, hundredth, hundredths
     "€": ("euro", "euros", "cent", "cents"),
     "¥": ("yen", "yen", "sen", "sen"),
 }
-_SCALES = {"k": "thousand", "m": "million", "bn": "billion"}
-_FRACTIONS = {
-    "1/2": "one half",
-    "1/3": "one third",
-    "2/3": "two thirds",
-    "1/4": "one quarter",
-    "3/4": "three quarters",
-}
+_SCALES = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion", "t": "trillion"}
+_UNITS = {
+    "g": "gram", "kg": "kilogram", "mg": "milligram", "lb": "pound", "lbs": "pound", "oz": "ounce",
+    "km": "kilometer", "cm": "centimeter", "mm": "millimeter", "ml": "milliliter",
+    "hz": "hertz", "khz": "kilohertz", "mhz": "megahertz", "ghz": "gigahertz",
+    "mph": "mile per hour", "kph": "kilometer per hour", "km/h": "kilometer per hour",
+}  # fmt: skip
+_MONTHS = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september",
+    "october", "november", "december",
+)  # fmt: skip
+_DENOMINATORS = "[2-9]|10|12|16|32|64"  # of fractions; 24/7 is none
 
 # [0-9], not \d, which also matches digits of other scripts. Commas separate groups of three
 # digits, or, as in India, of two before the last three. A list such as 1,2,3 is not one number.
@@ -29,20 +33,27 @@ _BESIDE_LETTER = re.compile(
     rf"(?<=[a-z])(?={_CURRENCY}?[0-9])|(?<=[0-9])(?=[a-z])(?!(?:st|nd|rd|th|s)\b)"
 )
 _FEET = re.compile(r"(?<=[0-9]) ft\.")
-_NUMBER_SIGN = re.compile(r"# ?(?=[0-9])")
+_NUMBER_SIGN = re.compile(r"(?:#|\bno\.) ?(?=[0-9])")
+_THIN_SPACE = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
+_UNIT = re.compile(rf"(?<![\w.,-])(-?[0-9.,]*[0-9]) ?({'|'.join(_UNITS)})(?![\w/])")
+_MONTH = re.compile(r"\b(jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)\b\.?(?= [0-9])")
+_DATE = re.compile(r"(?<![\w.-])([0-9]{4})-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])(?![\w-])")
+_DOTTED_CLOCK = re.compile(r"(?<![0-9.])([0-9]{1,2})\.([0-5][0-9])(?= ?[ap]\.? ?m\b)")
+_TELEPHONE = re.compile(r"(?<![\w-])(?:[0-9]{3}-)?[0-9]{3}-[0-9]{4}(?![\w-])")
+_RANGE = re.compile(rf"(?<![\w.,-])({_N})[-–]({_N})(?![\w-]|[.,][0-9])")
 _CLOCK = re.compile(  # 12:30, but not 3:1, 12:75 or 1:30:45
     r"(?<![0-9:.,])([01]?[0-9]|2[0-4]):([0-5][0-9])(?![:.,]?[0-9])"
     r"(?=( (?:[ap]\.? ?m\b|o'clock))?)"
 )
 _COLON = re.compile(r"(?<=[0-9]):(?=[0-9])")
 _VERSION = re.compile(r"(?<![0-9.])[0-9]+(?:\.[0-9]+){2,}")
-_FRACTION = re.compile(rf"(?<![0-9/.,])(?:({_N}) )?({'|'.join(_FRACTIONS)})(?![0-9/])")
+_FRACTION = re.compile(rf"(?<![0-9/.,])(?:({_N}) )?([0-9]{{1,2}})/({_DENOMINATORS})(?![0-9/])")
 # A minus has no number before it: 1914-18, 3-4 and "5 -3" keep their hyphen.
 _MINUS = re.compile(rf"(?<![^\s(])(?<![0-9]\s)-(?={_CURRENCY}?\.?[0-9])")
 _SIGN_LAST = re.compile(rf"({_N}(?:\.[0-9]+)?) ?({_CURRENCY})(?! ?\.?[0-9])")
 _MONEY = re.compile(
     rf"({_CURRENCY}) ?(?=\.?[0-9])({_N})?(?:\.([0-9]+))?"
-    r"(?:[ -]?(hundred|thousand|million|billion|trillion|k|m|bn)\b)?"
+    r"(?:[ -]?(hundred|thousand|million|billion|trillion|k|m|bn|b|t)\b)?"
 )
 _DECIMAL = re.compile(rf"(?:({_N})|(?<![\w.)]))\.([0-9]+)")
 _ORDINAL = re.compile(rf"({_N})(st|nd|rd|th)\b")
@@ -52,6 +63,13 @@ _NUMBER = re.compile(_N)
 
 def expand_numbers(text: str) -> str:
     """Spells out ASCII digits and amounts of money in lower-case ``text``. Never raises."""
+    text = _THIN_SPACE.sub("", text)
+    text = _MONTH.sub(_month, text)
+    text = _DATE.sub(_date, text)
+    text = _UNIT.sub(_unit, text)
+    text = _DOTTED_CLOCK.sub(r"\1:\2", text)
+    text = _TELEPHONE.sub(lambda match: ", ".join(map(_digits, match[0].split("-"))), text)
+    text = _RANGE.sub(r"\1 to \2", text)
     text = _BESIDE_LETTER.sub(" ", text)  # mp3 is "mp three", not "mpthree"
     text = _FEET.sub(" feet", text)  # elsewhere ft. is Fort
     text = _NUMBER_SIGN.sub("number ", text)
@@ -77,8 +95,30 @@ def _clock(match: re.Match) -> str:
     return f"{hour} {minute}" if minute[0] != "0" else f"{hour} oh {minute[1]}"
 
 
+def _month(match: re.Match) -> str:
+    return next(month for month in _MONTHS if month.startswith(match[1][:3]))
+
+
+def _date(match: re.Match) -> str:
+    year, month, day = match.groups()
+    return f"{_MONTHS[int(month) - 1]} {_engine().ordinal(int(day))}, {year}"
+
+
+def _unit(match: re.Match) -> str:
+    number, unit = match[1], _UNITS[match[2]]
+    first, *rest = unit.split(" ")
+    plural = first if number == "1" or first.endswith("hertz") else f"{first}s"
+    return " ".join([number, plural, *rest])
+
+
 def _fraction(match: re.Match) -> str:
-    return (f"{match[1]} and " if match[1] else "") + _FRACTIONS[match[2]]
+    whole, numerator, denominator = match.groups()
+    if not 0 < int(numerator) < int(denominator):
+        return match[0]
+    part = {"2": "half", "4": "quarter"}.get(denominator)
+    part = part or _engine().number_to_words(_engine().ordinal(denominator))
+    plural = "" if numerator == "1" else "s"
+    return (f"{whole} and " if whole else "") + f"{numerator} {part}{plural}"
 
 
 def _money(match: re.Match) -> str:
@@ -100,9 +140,7 @@ def _money(match: re.Match) -> str:
 
 def _decimal(match: re.Match) -> str:
     whole, fraction = match.groups(default="")
-    if len(fraction) > 2:  # .14 is "fourteen", .142 "one four two"
-        fraction = _digits(fraction)
-    return f"{whole} point {fraction}".lstrip()
+    return f"{whole} point {_digits(fraction)}".lstrip()
 
 
 def _plural(match: re.Match) -> str:

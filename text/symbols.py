@@ -9,6 +9,7 @@ import string
 import unicodedata
 
 PAD = "_"  # id 0 fills up batches; never read from text
+JOINERS = "\u200c\u200d"  # invisible, but spelling in Persian and Indic scripts needs them
 ARPABET_MARK = "@"  # tells the phone @B from the letter B
 
 PHONES = (  # CMUdict's
@@ -42,8 +43,8 @@ def check_alphabet(characters: str) -> None:
             problem = "is the padding, which every alphabet has; leave it out"
         elif character in "{}":
             problem = "encloses ARPAbet in texts; leave it out"
-        elif not character.isprintable() and unicodedata.category(character) != "Cf":
-            problem = "is a control character or the like; leave it out"
+        elif not character.isprintable() and character not in JOINERS:
+            problem = "is invisible; leave it out"
         elif composed != character:
             problem = f"is {composed!r} in texts, by NFC; use that"
         if problem:
