@@ -104,6 +104,13 @@ def seed(text: str) -> int:
 # Files
 
 
+def why_not_utf8(error: UnicodeDecodeError) -> str:
+    """Says what is wrong with a text file that is not UTF-8."""
+    if error.object[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "is UTF-16; save it as UTF-8"
+    return f"byte {error.object[error.start]:#04x} is not UTF-8 (cp1252?); save as UTF-8"
+
+
 def make_folder(path: Path, fix: str = "give another folder") -> None:
     """Makes the folder ``path``, unless it exists, and checks that it can be written.
 

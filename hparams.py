@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from batching import STRATEGIES
-from cli import UserError
+from cli import UserError, why_not_utf8
 from text import alphabet, check_alphabet
 
 CLEANERS = ("english_cleaners",)
@@ -337,7 +337,7 @@ def read_symbols(file: str) -> str:
         if isinstance(error, OSError):
             problem = f"{error.strerror}; name a file that has the alphabet's characters"
         elif isinstance(error, UnicodeDecodeError):
-            problem = f"byte {error.object[error.start]:#04x} is not UTF-8; save as UTF-8"
+            problem = why_not_utf8(error)
         raise UserError(f"symbols=@{file}: {problem}") from None
     if not characters:
         raise UserError(f"symbols=@{file}: has no characters; write those of the language")

@@ -39,6 +39,7 @@ from cli import (
     progress_bar,
     replacing,
     seed,
+    why_not_utf8,
 )
 from corpus.clips import check_text, load_clips, report_unknown_characters
 from corpus.mels import open_mels
@@ -76,8 +77,10 @@ def read_texts(args: argparse.Namespace) -> list[Text]:
         return [Text(str(i), text, f"text {i}") for i, text in enumerate(args.text, 1)]
     try:
         lines = args.input.read_text("utf-8-sig").split("\n") if args.input else []
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"-i {args.input}: {error}; give a text file in UTF-8") from None
+    except OSError as error:
+        raise UserError(f"-i {args.input}: {error.strerror}; give a text file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"-i {args.input}: {why_not_utf8(error)}") from None
     texts = [Text(str(i), line.strip(), f"{args.input}:{i}") for i, line in enumerate(lines, 1)]
     if not any(text.text for text in texts):
         raise UserError("no text to speak; give texts as arguments, or -i FILE with one a line")

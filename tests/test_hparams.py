@@ -58,7 +58,7 @@ def test_a_symbol_file_is_read_with_the_setting_and_the_embedding_follows(tmp_pa
     ("content", "problem"),
     [
         (None, "No such file or directory; name a file that has"),
-        ("aä".encode("latin-1"), "byte 0xe4 is not UTF-8; save as UTF-8"),
+        ("aä".encode("latin-1"), "byte 0xe4 is not UTF-8 (cp1252?); save as UTF-8"),
     ],
 )
 def test_a_bad_symbol_file_is_refused_in_one_line(tmp_path, content, problem):
@@ -87,6 +87,15 @@ MISSING = (
     "cudnn_enabled cudnn_benchmark load_mel_from_disk max_wav_value gate_threshold "
     "use_saved_learning_rate n_gpus rank group_name"
 )
+
+
+def test_the_lines_of_inference_that_the_page_gives_run(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "from_nvidia.md").read_text("utf-8")
+    (lines,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {}
+    exec(lines, names)
+    assert len(names["samples"]) > 10_000
 
 
 def test_nvidias_defaults_come_back_by_the_line_that_the_page_gives():
