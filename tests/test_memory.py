@@ -65,7 +65,9 @@ def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(tmp_path
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
 
 
-@pytest.mark.parametrize("change", ["", "batching_strategy=RAND,dynamic_batch_size=False,"])
+@pytest.mark.parametrize(
+    "change", ["", "batch_capacity=125,", "batching_strategy=RAND,dynamic_batch_size=False,"]
+)
 def test_out_of_memory_shows_at_once_and_the_suggestion_is_accepted(
     settings, run, monkeypatch, change
 ):
@@ -81,7 +83,7 @@ def test_out_of_memory_shows_at_once_and_the_suggestion_is_accepted(
         run("unchecked", settings + "check_memory=False")
     with pytest.raises(UserError, match=r"^a batch of \d clips, up to \d+ frames and ") as error:
         run("run", settings)
-    fix = re.search(r"set (\w+=\d+) \(now \d\)$", str(error.value))[1]
+    fix = re.search(r"set (\w+=[\d.]+) \(now \d+\)$", str(error.value))[1]
     assert run("run", settings + fix) == 0
 
 

@@ -202,6 +202,8 @@ def _suggestion(fraction: float, dataset: MelDataset, hparams: HParams) -> str:
         return "not even one clip fits: remove the longest, or reduce the model"
     if not hparams.dynamic_batch_size:
         return f"set batch_size={int(fraction * hparams.batch_size)} (now {hparams.batch_size})"
-    seconds = capacity * hop_seconds
-    fitting = max(int(fraction * seconds), math.ceil(longest * hop_seconds))
-    return f"set batch_capacity_seconds={fitting} (now {seconds:.0f})"
+    fitting = int(fraction * capacity)
+    if hparams.batch_capacity:
+        return f"set batch_capacity={fitting} (now {capacity})"
+    seconds = math.ceil(100 * fitting * hop_seconds) / 100
+    return f"set batch_capacity_seconds={seconds:g} (now {capacity * hop_seconds:.0f})"
