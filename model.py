@@ -387,6 +387,8 @@ class Tacotron2(nn.Module):
         self.encoder = Encoder(hparams)
         self.decoder = Decoder(hparams)
         self.postnet = Postnet(hparams)
+        # What speech.measure_variance_gain measures at the end of a training.
+        self.register_buffer("variance_gain", torch.zeros(hparams.n_mel_channels))
 
     def forward(self, batch: Any) -> Output:
         """Predicts each frame from the true ones before it (teacher forcing).

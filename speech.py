@@ -15,15 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.fft
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from cli import UserError
+from data_utils import MelDataset
 from hparams import create_hparams, parse_overrides
 from model import Tacotron2
 from text import symbol_names
 from training.checkpoint import checkpoint_file, load_checkpoint, load_weights, saved_hparams
 
+AROUND = 9  # frames, and mel bands, around a value of a mel, whose mean its detail leaves out
 N_CEPSTRA = 13  # cepstral coefficients in the distortion, without the 0th, which is loudness
 STOPS_EARLY = 0.75  # a shorter clip, as a share of the true length, has stopped early
 SKIPPED = 0.25  # a skipped word gets less attention, as a share of what its letters would get
@@ -72,7 +75,11 @@ def load_model(path: str | Path, overrides: str = "", **changes: Any) -> Tacotro
 
 
 def speak(
-    model: Tacotron2, texts: Sequence[Sequence[int]], seed: int = 0, batch_size: int = 16
+    model: Tacotron2,
+    texts: Sequence[Sequence[int]],
+    seed: int = 0,
+    batch_size: int = 16,
+    as_predicted: bool = False,
 ) -> Iterator[tuple[int, Spoken]]:
     """Yields each text's index and speech, the longest texts first, in batches of similar lengths.
 
@@ -82,6 +89,7 @@ def speak(
     Args:
         model: in training or evaluation mode, which it is in again at the end
         texts: symbol ids of each text, none of them empty
+        as_predicted: leave out :func:`restore_variance`
     """
     device, training = next(model.parameters()).device, model.training
     order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
@@ -102,8 +110,42 @@ def speak(
             stopped = bool(output.stopped[row])
             # Clones, since views would keep the whole batch in memory.
             mel, alignment = output.mel_postnet[row, :, :n].clone(), alignment.clone()
+            if not as_predicted:
+                mel = restore_variance(mel, model.variance_gain)
             symbols = symbol_names(texts[i], model.hparams.symbols)
             yield i, Spoken(mel.cpu(), alignment.cpu(), stopped, symbols)
+
+
+# Variance that least squares takes away
+
+
+def detail(mel: Tensor) -> Tensor:
+    """Returns a log-mel (n_mels, T_out) less its mean over frames and bands around each value."""
+    mean = F.avg_pool2d(mel[None], AROUND, 1, AROUND // 2, count_include_pad=False)[0]
+    return mel - mean
+
+
+def restore_variance(mel: Tensor, gain: Tensor) -> Tensor:
+    """Returns a log-mel (n_mels, T_out) with more detail, by ``gain`` (n_mels,).
+
+    The mean of all mels that a text may have is smoother than any of them, which vocoders make
+    sound metallic. This scales the variance of details to that of true mels (as Silén et al. 2012
+    do for utterances; Takamichi et al. 2016 for modulations).
+    """
+    return mel + gain[:, None] * detail(mel)
+
+
+def measure_variance_gain(model: Tacotron2, dataset: MelDataset, n_clips: int = 40) -> Tensor:
+    """Returns by how much details of the first ``n_clips`` clips deviate more than those of what
+    the model says of their texts: (n_mels,), 0 for equal deviations."""
+    items = [dataset[i] for i in range(min(n_clips, len(dataset)))]
+    spoken = speak(model, [item.ids.tolist() for item in items], as_predicted=True)
+    ours = torch.cat([detail(speech.mel) for _, speech in spoken if speech.mel.size(1)], 1)
+    true = torch.cat([detail(item.mel.T) for item in items], 1)
+    return (true.std(1) / ours.std(1) - 1).nan_to_num(0, 0, 0)
+
+
+# Measures
 
 
 def mel_cepstral_distortion(mel: Tensor, target: Tensor) -> float:

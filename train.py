@@ -41,7 +41,7 @@ from hparams import (
 from layers import restore_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
-from speech import speak
+from speech import measure_variance_gain, speak
 from training import checkpoint, distributed, logger, memory, start
 from training.device import (
     choose_device,
@@ -55,6 +55,8 @@ from training.schedule import Clock, Progress, learning_rate, plan_end
 from training.stop import Stopped, StopSignals
 from training.validation import Sample, validate, warn_of_collapse
 from vocoder import open_vocoder
+
+LEARNED = 0.5  # share of attention on the diagonal from which a model can speak
 
 
 def parse_args() -> argparse.Namespace:
@@ -331,6 +333,9 @@ class Run:
         is_last = n_epochs == progress.end
         if is_last and not validation:  # the end has just come
             validation, samples = self.validate()
+        if is_last and validation["diagonality"] > LEARNED and distributed.RANK == 0:
+            gain = measure_variance_gain(self.model, self.data.train_set)
+            self.model.variance_gain.copy_(gain)
         self.logger.log("epoch", progress.epoch, progress.step, scalars)
         if validation:
             self.logger.log("validation", progress.epoch, progress.step, validation)

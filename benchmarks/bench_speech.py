@@ -106,7 +106,7 @@ def dnsmos() -> Callable[[ndarray], float]:
 
 
 def sounds_to_judge(
-    paths: Sequence[Path], models: Sequence[Tacotron2], seed: int
+    paths: Sequence[Path], models: Sequence[Tacotron2], seed: int, as_predicted: bool
 ) -> Iterator[tuple[str, HParams, Sounds]]:
     """Yields a name, settings and the sounds of each row: the recordings, the models' kinds of mels
     through each vocoder, and the models' speech."""
@@ -126,7 +126,7 @@ def sounds_to_judge(
     for path, model in zip(paths, models, strict=True):
         hparams = model.hparams
         clips, speaks = load_clips(hparams.validation_files, hparams), open_vocoder(hparams)
-        spoken = speak(model, [clip.ids for clip in clips], seed)
+        spoken = speak(model, [clip.ids for clip in clips], seed, as_predicted=as_predicted)
         vocoder = "griffin-lim" if why_griffin_lim(hparams) else "universal"
         yield f"{path}: {vocoder}", hparams, ((i, speaks(speech.mel)) for i, speech in spoken)
 
@@ -164,6 +164,8 @@ def main() -> None:
     recogniser = "a Whisper model of English, which is downloaded, or a folder with one (tiny.en)"
     add("--recogniser", default="", metavar="NAME", help=recogniser)
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
+    smooth = "judge mels as smooth as the models predict them"
+    add("--as_predicted", action="store_true", help=smooth)
     default = "for PREFIX.csv and PREFIX_clips.csv (default %(default)s)"
     add("-o", "--output", type=Path, default="runs/heard", metavar="PREFIX", help=default)
     args = parser.parse_args()
@@ -211,7 +213,9 @@ def main() -> None:
     print(f"{len(clips)} sentences, {sum(len(text.split()) for text in truth)} words\n")
     print("| | words misheard % | DistillMOS | DNSMOS P.808 |\n|---|--:|--:|--:|")
     tables = []
-    for name, hparams, sounds in sounds_to_judge(args.checkpoints, models, args.seed):
+    for name, hparams, sounds in sounds_to_judge(
+        args.checkpoints, models, args.seed, args.as_predicted
+    ):
         tables.append(judged(name, hparams, sounds))
     table = [{"speech": rows.speech.iloc[0], **summary(rows)} for rows in tables]
     pd.DataFrame(table).to_csv(files[0], index=False, float_format="%.4g")

@@ -105,7 +105,7 @@ def evaluate_clips(model: Tacotron2, dataset: MelDataset, seed: int) -> pd.DataF
     hop_seconds = model.hparams.hop_length / model.hparams.sampling_rate
     symbols, clips = alphabet(model.hparams.symbols), dataset.clips
     rows = {}
-    spoken = speak(model, [clip.ids for clip in clips], seed)
+    spoken = speak(model, [clip.ids for clip in clips], seed, as_predicted=True)
     for i, speech in progress_bar(spoken, "speaking", len(clips), unit="clip"):
         clip, n_frames = clips[i], speech.mel.size(1)
         # A letter for each symbol; a phone such as @AH0 gives its @.

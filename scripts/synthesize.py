@@ -46,7 +46,7 @@ from corpus.mels import open_mels
 from data_utils import MelDataset, load_ahead
 from hparams import HParams
 from model import Tacotron2
-from speech import Spoken, load_model, speak
+from speech import Spoken, load_model, restore_variance, speak
 from text import clean_text, sequence_to_text, spelled
 from training.checkpoint import checkpoint_file
 from training.figures import draw_speech
@@ -168,7 +168,8 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
     bar = progress_bar(total=len(texts), desc="speaking", unit="text")
     for start in range(0, len(texts), CHUNK):
         chunk = range(start, min(start + CHUNK, len(texts)))
-        spoken = speak(model, [piece for i in chunk for piece in ids[i]], args.seed)
+        pieces = [piece for i in chunk for piece in ids[i]]
+        spoken = speak(model, pieces, args.seed, as_predicted=args.as_predicted)
         in_order = (piece for _, piece in sorted(spoken, key=lambda pair: pair[0]))
         for i in chunk:
             pieces = list(islice(in_order, len(ids[i])))
@@ -239,11 +240,14 @@ def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
     device = next(model.parameters()).device
     loaded = load_ahead(dataset, batches, device)
     for batch in progress_bar(loaded, "predicting mels", len(batches), unit="batch"):
-        mels = model(batch.to(device)).mel_postnet.cpu().numpy()
+        mels = model(batch.to(device)).mel_postnet.cpu()
         for i, mel in zip(batch.indices, mels, strict=True):
+            # The last frame has no whole hop after it.
+            mel = mel[:, : clips[i].n_frames - 1]
+            if not args.as_predicted:
+                mel = restore_variance(mel, model.variance_gain.cpu())
             with replacing(folder / f"{Path(clips[i].path).stem}.npy") as file:
-                # The last frame has no whole hop after it.
-                np.save(file, mel[:, : clips[i].n_frames - 1])
+                np.save(file, mel.numpy())
     print(f"{folder}: mels of {len(clips):,} clips")
 
 
@@ -271,6 +275,8 @@ def main(argv: list[str] | None = None) -> None:
     mels = "predict the mels of these clips instead, to fine-tune a vocoder on"
     add("--teacher_forced", metavar="LIST", help=mels)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="such as max_decoder_steps=2000")
+    smooth = "leave mels as smooth as the model predicts them (docs/speech.md)"
+    add("--as_predicted", action="store_true", help=smooth)
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
     args = parser.parse_args(argv)
     sources = args.text or None, args.input, args.teacher_forced

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import chain, product
+from itertools import chain, islice, product
 from types import SimpleNamespace
 
 import hypothesis
@@ -267,11 +267,12 @@ def check_resuming(
     stop = math.ceil(share * len(whole))
     sampler = EpochBatchSampler(lengths, **settings)
     sampler.set_epoch(epoch)
-    drawn = [batch for batch, _ in zip(load(sampler), range(stop), strict=False)]
+    drawn = list(islice(load(sampler), stop))
     state = sampler.state_dict(stop)
     assert (state["epoch"], state["batch"]) == (epoch, stop)
-    assert len(load(sampler)) == len(following if stop == len(whole) else whole)
-    assert list(sampler) == following, "the next iteration is the next epoch"
+    if load(sampler) is sampler:  # else workers draw ahead
+        assert len(sampler) == len(following if stop == len(whole) else whole)
+        assert list(sampler) == (following if stop else whole), "the next iteration"
     sampler.set_epoch(epoch)
     assert list(sampler) == whole, "an epoch that is set starts again"
 

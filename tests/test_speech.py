@@ -8,12 +8,23 @@ import pandas as pd
 import pytest
 import torch
 from conftest import build, save_model, set_gate
+from torch.testing import assert_close
 
+import speech
 from cli import UserError
+from data_utils import Item
 from hparams import HParams
 from model import has_ended
 from scripts import evaluate
-from speech import Spoken, attention_errors, mel_cepstral_distortion, speak
+from speech import (
+    Spoken,
+    attention_errors,
+    detail,
+    measure_variance_gain,
+    mel_cepstral_distortion,
+    restore_variance,
+    speak,
+)
 from training.figures import draw_alignment, render
 from training.validation import stop_errors
 
@@ -89,6 +100,30 @@ def test_speech_depends_on_the_seed_alone():
     assert not torch.equal(first[0].mel, other[0].mel)
 
 
+def test_restoring_variance_gives_mels_the_detail_that_the_clips_have(monkeypatch):
+    """Here the model says all clips, but with some bands too smooth."""
+    noise = torch.randn(5, 200, 10).cumsum(1)
+    items = [Item(i, torch.tensor([5, 6]), mel) for i, mel in enumerate(noise)]
+    smoothing = torch.linspace(0, 0.8, 10)[:, None]
+    smooth = [item.mel.T - smoothing * detail(item.mel.T) for item in items]
+    alignment, names = torch.ones(200, 2), ["a", "b"]
+    spoken = [(i, Spoken(mel, alignment, True, names)) for i, mel in enumerate(smooth)]
+    monkeypatch.setattr(speech, "speak", lambda *_, as_predicted: spoken)
+    gain = measure_variance_gain(build(), items)
+    restored = [restore_variance(mel, gain) for mel in smooth]
+    deviations = [torch.cat([detail(x) for x in mels], 1).std(1) for mels in (noise.mT, restored)]
+    assert_close(deviations[1], deviations[0], rtol=0.15, atol=0)
+    assert gain[0].abs() < 0.1 and gain[-1] > 1
+
+
+def test_speech_has_the_variance_that_is_restored_unless_asked_as_predicted():
+    model, texts = build(max_decoder_steps=20, end_threshold=0.9999), [[5, 6, 7]]
+    model.variance_gain.fill_(0.5)
+    _, restored = next(speak(model, texts))
+    _, predicted = next(speak(model, texts, as_predicted=True))
+    assert_close(restored.mel, predicted.mel + 0.5 * detail(predicted.mel))
+
+
 def test_a_text_with_dollars_is_a_title_as_it_is():
     figure = draw_alignment(torch.ones(4, 3), r"for $\frac$", [*"$_$"], HOP)
     assert render(figure).shape[2] == 4  # as a formula, it would be refused
@@ -150,7 +185,7 @@ def test_targets_are_judged_perfect_and_changed_ones_not(evaluated, corpus, monk
         targets[:] = [torch.from_numpy(mels(clip)).T for clip in clips]
         return mels
 
-    def speak(change, model, texts, seed):
+    def speak(change, model, texts, seed, as_predicted):
         for i, ids in enumerate(texts):
             n = targets[i].size(1)
             steps = torch.arange(n) * len(ids) // n

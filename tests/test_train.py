@@ -22,7 +22,7 @@ from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Attention, Tacotron2
 from training import logger
-from training.checkpoint import checkpoints, load_newest, save_checkpoint
+from training.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from training.device import choose_device, device_name
 from training.validation import validate
 
@@ -187,6 +187,20 @@ def test_speech_is_logged_by_step_and_does_not_disturb_training(tmp_path, settin
     assert logged.Images("speech/2/alignment") and "speech/2/audio" not in logged.Tags()["audio"]
     wavs = (tmp_path / "mute" / "sample").glob("step_*_2.wav")
     assert [soundfile.info(wav).frames for wav in wavs] == [0] * len(spoken)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_at_its_end_a_model_that_can_speak_measures_the_variance_that_it_lacks(
+    tmp_path, settings, run, monkeypatch, learned
+):
+    monkeypatch.setattr(train, "LEARNED", -1 if learned else 1)
+    settings += "epochs=2,epochs_per_checkpoint=1,max_decoder_steps=20,keep_checkpoints=9"
+    run("run", settings)
+    last, *before = (
+        load_checkpoint(path)["state_dict"]["variance_gain"]
+        for path in checkpoints(tmp_path / "run")
+    )
+    assert bool(last.any()) == learned and not any(gain.any() for gain in before)
 
 
 # Another run, which starts from a checkpoint

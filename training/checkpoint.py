@@ -243,6 +243,7 @@ def load_weights(
     if expected.keys().isdisjoint(saved):
         name = next(iter(saved), "none")
         raise UserError(f"{path}: no weight has the name of one here ({name}); is it Tacotron 2's?")
+    saved = {"variance_gain": expected["variance_gain"], **saved}  # which other code lacks
     ignored = _weights_of(ignore_layers, expected, saved)
     loaded = {name: weight for name, weight in saved.items() if name not in ignored}
     loaded |= {name: weight for name, weight in expected.items() if name in ignored}
