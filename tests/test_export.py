@@ -66,7 +66,7 @@ def test_names_shapes_and_size_are_nvidias():
 # Checkpoints of other code
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod.", "model."])
+@pytest.mark.parametrize("prefix", ["", "module._orig_mod.", "_orig_mod.module.", "model."])
 def test_nvidias_weights_load_and_speak(tmp_path, prefix):
     path, ours = tmp_path / "theirs.pt", set_gate(build(), 100).state_dict()
     theirs = {prefix + name: x for name, x in ours.items() if name != "variance_gain"}

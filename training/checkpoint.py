@@ -157,7 +157,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 def _without_prefix(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns weights without what all their names begin with because the model was wrapped."""
-    for prefix in ("module.", "_orig_mod.", "model."):  # by DDP, torch.compile, Lightning
+    # By DDP, torch.compile and Lightning, in any order.
+    for prefix in ("module.", "_orig_mod.", "model.") * 2:
         if all(name.startswith(prefix) for name in weights):
             weights = {name.removeprefix(prefix): weight for name, weight in weights.items()}
     return weights
@@ -194,7 +195,9 @@ def _unpickled(content: bytes, path: Path) -> Any:
                 "checkpoint from a source that you trust"
             ) from None
         reason = type(error).__name__
-        if is_whole or is_out_of_memory(error):
+        if is_out_of_memory(error):
+            raise UserError(f"{path}: cannot be loaded (out of memory); free some memory") from None
+        if is_whole:
             reason += f": {error}".partition("\n")[0]
             raise UserError(f"{path}: cannot be loaded ({reason}); use another file") from None
         raise DamagedCheckpoint(
