@@ -5,7 +5,7 @@ import fcntl
 import math
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -94,6 +94,7 @@ def locked(folder: Path, log_dir: Path | None = None) -> Iterator[IO[str]]:
                 f"{folder}: in use by {process}; wait for its end, or give another folder"
             ) from None
         except OSError as error:
+            _remove_what_is_empty(folder, missing)
             raise UserError(
                 f"{folder}: cannot be locked ({error.strerror}); use a folder on another disk"
             ) from None
@@ -107,11 +108,17 @@ def locked(folder: Path, log_dir: Path | None = None) -> Iterator[IO[str]]:
                 make_folder(log_dir, "give another -l")
             yield file
         finally:
-            if [path.name for path in folder.iterdir()] == ["lock"]:  # no run began
-                (folder / "lock").unlink()
-            for path in missing:
-                with suppress(OSError):  # it has files
-                    path.rmdir()
+            _remove_what_is_empty(folder, missing)
+
+
+def _remove_what_is_empty(folder: Path, new: Sequence[Path]) -> None:
+    """Removes the lock of a run's folder in which no run began, and ``new`` folders without
+    files."""
+    if [path.name for path in folder.iterdir()] == ["lock"]:
+        (folder / "lock").unlink()
+    for path in new:
+        with suppress(OSError):  # it has files
+            path.rmdir()
 
 
 # Ways to begin
