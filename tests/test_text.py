@@ -217,6 +217,7 @@ READ_AS = {
     "Smith vs. Jones, e.g. at Elm Ave.": "smith versus jones, for example at elm avenue",
     "5.00 a.m., 10\u202f000, § 5, 5 × 4": "five a.m., ten thousand, section five, five times four",
     "Henry VIII, Charles I, Louis XVI": "henry the eighth, charles the first, louis the sixteenth",
+    "Robert I. Bouck; he met Charles I.": "robert i. bouck; he met charles the first.",
     "Henry I knew, World War II": "henry i knew, world war ii",  # the first is a pronoun
     "$0 $1 $.01 $0.50": "zero dollars one dollar one cent fifty cents",
     "$1.5; $1.234": "one dollar, fifty cents; one point two three four dollars",
@@ -233,7 +234,7 @@ READ_AS = {
     "5² 2³, x²y (a+b)²": "five squared two cubed, x squared y (a plus b) squared",
     "10⁶ 10⁻³ 2¹⁰": "ten to the six ten to the minus three two to the ten",
     "the history² of it": "the history two of it",  # a note
-    "and/or 24/7 6 ft. tall": "and or twenty-four seven six feet tall",
+    "and/or vs./or 24/7 6 ft. tall": "and or versus or twenty-four seven six feet tall",
 }
 
 

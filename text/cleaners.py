@@ -85,7 +85,8 @@ _RULERS = (  # and popes, by the names that have had numerals
     "Victor|William"
 )
 _REGNAL = re.compile(
-    rf"\b({_RULERS}) (X{{0,2}}(?:IX|IV|VI{{0,3}}|I{{2,3}})|X{{1,2}}I?|I(?=[.,;:)]|$))(?![\w'])"
+    rf"\b({_RULERS}) (?![IVX]\. [A-Z])"  # an initial: Robert I. Bouck
+    r"(X{0,2}(?:IX|IV|VI{0,3}|I{2,3})|X{1,2}I?|I(?=[.,;:)]|$))(?![\w'])"
 )
 _LONE_ACCENTS = re.compile(r"(?<![^\W\d_])(?<![\u0300-\u036f])[\u0300-\u036f]+")
 _VULGAR = re.compile(r"([0-9]?)([¼-¾⅐-⅞])")
@@ -99,8 +100,9 @@ def english_cleaners(text: str) -> str:
     text = _REGNAL.sub(_regnal, text)
     text = to_ascii(text, keep=_CURRENCY + _SPACES)  # Unidecode turns £ into PS
     text = expand_numbers(text.lower())
+    text = expand_abbreviations(text)
     text = _SLASH.sub(" ", text)  # and/or, 24/7: dropped, the slash would join the words
-    return collapse_whitespace(expand_abbreviations(text))
+    return collapse_whitespace(text)
 
 
 def transliteration_cleaners(text: str) -> str:
