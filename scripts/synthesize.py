@@ -47,7 +47,7 @@ from data_utils import MelDataset, load_ahead
 from hparams import HParams
 from model import Tacotron2
 from speech import Spoken, load_model, restore_variance, speak
-from text import clean_text, sequence_to_text, spelled
+from text import clean_text, sequence_to_text, spelled, text_to_sequence
 from training.checkpoint import checkpoint_file
 from training.figures import draw_speech
 from vocoder import Vocoder, open_vocoder, why_griffin_lim
@@ -110,8 +110,12 @@ def split_text(text: str, longest: int) -> list[str]:
     return [part.replace("\0", " ") for part in parts]
 
 
-def symbol_ids(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
+def symbol_ids(text: Text, hparams: HParams, longest: int, end: str) -> list[list[int]]:
     """Returns the symbol ids of each piece of a text.
+
+    Args:
+        longest: characters of a piece
+        end: what a piece without punctuation at its end is given
 
     Raises:
         UserError: the text has nothing to speak, or cannot be read.
@@ -121,6 +125,8 @@ def symbol_ids(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
         check_text(text.text, hparams)
         cleaned = clean_text(text.text, spelled(hparams.text_cleaners), hparams.symbols)
         for piece in split_text(cleaned, longest):
+            if piece[-1].isalnum() or piece[-1] == "}":
+                piece += end
             try:
                 pieces.append(check_text(piece, hparams))
             except UserError:
@@ -131,12 +137,10 @@ def symbol_ids(text: Text, hparams: HParams, longest: int) -> list[list[int]]:
     return pieces
 
 
-def report_untrained_symbols(model: Tacotron2, used: set[int]) -> None:
-    """Prints which of the symbols ``used`` were in no text that the model was trained on."""
+def untrained_symbols(model: Tacotron2) -> set[int]:
+    """Returns the symbols that were in no text that the model was trained on."""
     sizes = model.embedding.weight.abs().amax(1)
-    if untrained := [i for i in sorted(used) if sizes[i] < UNTRAINED]:
-        symbols = ", ".join(sequence_to_text([i], model.hparams.symbols) for i in untrained)
-        print(f"note: the model was not trained on {symbols}; it cannot read them")
+    return {i for i, size in enumerate(sizes) if size < UNTRAINED}
 
 
 def default_folder() -> Path:
@@ -155,9 +159,14 @@ def make_empty_folder(path: Path) -> None:
 def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
     """Speaks texts. Exits with status 1 if one of them never stops."""
     hparams, texts = model.hparams, read_texts(args)
-    ids = [symbol_ids(text, hparams, args.split) for text in texts]
+    untrained = untrained_symbols(model)
+    # Few corpora have texts without punctuation at their ends: most voices stop at a full stop.
+    end = "" if untrained.issuperset(text_to_sequence(".", [], hparams.symbols)) else "."
+    ids = [symbol_ids(text, hparams, args.split, end) for text in texts]
     report_unknown_characters(((text.location, text.text) for text in texts), hparams)
-    report_untrained_symbols(model, {*chain.from_iterable(chain.from_iterable(ids))})
+    if untrained := sorted(untrained.intersection(chain.from_iterable(chain.from_iterable(ids)))):
+        symbols = ", ".join(sequence_to_text([i], hparams.symbols) for i in untrained)
+        print(f"note: the model was not trained on {symbols}; it cannot read them")
     vocoder = open_vocoder(hparams, args.vocoder)
     if not args.vocoder and (reason := why_griffin_lim(hparams)):
         print(f"note: Griffin-Lim makes the audio; {reason}")

@@ -56,6 +56,22 @@ def test_each_text_is_spoken(speak, trained, tmp_path):
     assert np.array_equal(mel, np.load(tmp_path / "speech" / "1.npy"))
 
 
+def test_a_text_without_punctuation_gets_a_full_stop_if_the_model_knows_it(
+    speak, trained, tmp_path
+):
+    def mel(path: Path, text: str) -> bytes:
+        speak(path, text, "--hparams", "max_decoder_steps=20")
+        return (tmp_path / "speech" / "1.npy").read_bytes()
+
+    assert mel(trained, "One tone") == mel(trained, "One tone.") != mel(trained, "One tone!")
+    assert mel(trained, "One {T OW1 N}") == mel(trained, "One {T OW1 N}.")
+    model = load_model(trained)
+    with torch.no_grad():
+        model.embedding.weight[text_to_sequence(".", [])] = 0
+    path = save_model(tmp_path / "no_full_stops.pt", model)
+    assert mel(path, "One tone") != mel(path, "One tone.")
+
+
 def test_without_options_the_voice_of_this_repository_speaks(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("runs/speech", "runs/speech2"):

@@ -1,30 +1,20 @@
 #!/usr/bin/env bash
-# Trains what docs/results.md compares, with one thread; call it again to continue.
+# Trains what docs/results.md and docs/speech.md compare, with one thread; call it again to continue.
 #
 #     bash docs/results/experiments.sh corpus DIR  # prepares the human voice: DIR has it as published
-#     bash docs/results/experiments.sh voice       # the ten experiments on a human voice
-#     bash docs/results/experiments.sh scratch     # the same without a start by RAND
-#     bash docs/results/experiments.sh reader      # voices/kathleen.pt, of the same voice
-#     bash docs/results/experiments.sh warm        # a German voice, from 70 epochs of that one and from nothing
-#     bash docs/results/experiments.sh frames      # several frames a step, on the same voice
-#     bash docs/results/experiments.sh evening     # goes on from frames, for three quarters as many epochs
 #     bash docs/results/experiments.sh predicted   # what an epoch of same_time takes
 #     bash docs/results/experiments.sh same_time   # which batching gives the better voice in the same time
-#     bash docs/results/experiments.sh times       # an epoch of each, four times
-#     bash docs/results/experiments.sh gradient    # with NVIDIA's gradient
-#     bash docs/results/experiments.sh rates       # learning rates, and smaller batches with DBS
-#     bash docs/results/experiments.sh lrf         # SSB's local randomisation factor
+#     bash docs/results/experiments.sh voice       # the paper's ten experiments
+#     bash docs/results/experiments.sh reader      # voices/kathleen.pt
+#     bash docs/results/experiments.sh warm        # a German voice, from 70 epochs of that one and from nothing
+#     bash docs/results/experiments.sh frames      # several frames a step
+#     bash docs/results/experiments.sh evening     # goes on from frames, for three quarters as many epochs
 #
-# corpus prepares the voice for the series from voice to times, except for warm, whose voice docs/speech.md
-# names. The last three make their own corpus, of synthetic speech. voice, times and those three go on from
-# epochs of RAND, one training a seed. Of one core, voice takes 2 to 3 hours a seed, scratch, reader, frames
-# and evening 2 to 4, the others 1 to 2; a CPU without AVX-512 took 2.3 times as long. A second argument names
-# the seeds (of all but reader, warm, predicted and times), so that two calls can use two cores: start the
-# second once the first one trains. Of same_time, a third argument names the arms, from 0 to 3:
-# same_time 0 "0 2" beside same_time 0 "1 3". The runs are in runs/SERIES.
-#
-# The records have losses of re-estimated batch norm too, from precise_batch_norm=50 in voice, more_epochs,
-# scratch, rates, batch, lrf and gradient: a setting that the code has no longer, but commit 61fa46b has.
+# All but warm, whose voice docs/speech.md names, train on the voice of corpus. Of one core with AVX-512,
+# same_time takes 7 hours a seed, the others 2 to 4. A second argument names the seeds (not of predicted,
+# reader and warm), so that two calls can use two cores: start the second once the first one trains. Of
+# same_time, a third argument names the arms, from 0 to 3: same_time 0 "0 2" beside same_time 0 "1 3". The
+# runs are in runs/SERIES.
 set -euo pipefail
 here=$PWD  # where DIR starts
 cd "$(dirname "$0")/../.."
@@ -32,21 +22,6 @@ source scripts/venv.sh
 case $PYTHON in .venv/*) PYTHON=$PWD/$PYTHON ;; esac
 export PYTHON OMP_NUM_THREADS=1
 every="guided_attention_weight=1,batch_size=8,attention_location_n_filters=8,checkpoint_minutes=0,keep_checkpoints=1"
-
-# continue_from SERIES START "EXPERIMENT..." EPOCHS SEED RATE [,SETTING=VALUE]: trains for EPOCHS with
-# a learning rate of RATE * 1e-3, and for EPOCHS more with RATE * 3e-4, after the $start_epochs of START
-continue_from() {
-    local series=$1 start=$2 experiments=$3 epochs=$4 seed=$5 rate=$6 settings=${7:-} experiment
-    for experiment in $experiments; do
-        bash "${code:-.}/scripts/run_all.sh" --start "$start" --output "runs/$series/common" \
-            --epochs $((start_epochs + epochs)) --only "$experiment" --seeds "$seed" \
-            --hparams "learning_rate=${rate}e-3$settings"
-        bash "${code:-.}/scripts/run_all.sh" --start "runs/$series/common/$experiment" \
-            --output "runs/$series/annealed" --epochs $((start_epochs + 2 * epochs)) \
-            --only "$experiment" --seeds "$seed" \
-            --hparams "learning_rate=$("$PYTHON" -c "print(3e-4 * $rate)")"
-    done
-}
 
 ten="RAND SSB-DBS-BR SB SSB SB-BR SSB-BR SB-DBS SSB-DBS BKT-BR ATS-BR"
 model="hop_length=551,symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=160,attention_dim=64,decoder_rnn_dim=160,postnet_embedding_dim=128,p_encoder_dropout=0.3,p_postnet_dropout=0.3"
@@ -79,25 +54,18 @@ train() {
     fi
 }
 
-voice_start() {  # SEED: trains the start of the human voice
-    start_epochs=4
-    bash scripts/run_all.sh --output runs/voice/start --only RAND --epochs $start_epochs --seeds "$1" \
-        --hparams "$voice,learning_rate=2e-3"
-}
-
-voice() {
+voice() {  # 4 epochs of RAND; then of each experiment 6, and 6 with a lower learning rate
+    local experiment
     for seed in ${seeds:-0 1000 2000}; do
-        voice_start $seed
-        continue_from voice runs/voice/start/RAND "RAND SSB-DBS-BR" 6 $seed 1
-        # 9 epochs of it take as long as 6 of RAND
-        continue_from more_epochs runs/voice/start/RAND SSB-DBS-BR 9 $seed 1
-        continue_from voice runs/voice/start/RAND "$ten" 6 $seed 1
+        bash scripts/run_all.sh --output runs/voice/start --only RAND --epochs 4 --seeds "$seed" \
+            --hparams "$voice,learning_rate=2e-3"
+        for experiment in $ten; do
+            bash scripts/run_all.sh --start runs/voice/start/RAND --output runs/voice/common \
+                --epochs 10 --only "$experiment" --seeds "$seed" --hparams learning_rate=1e-3
+            bash scripts/run_all.sh --start "runs/voice/common/$experiment" --output runs/voice/annealed \
+                --epochs 16 --only "$experiment" --seeds "$seed" --hparams learning_rate=3e-4
+        done
     done
-}
-
-scratch() {
-    bash scripts/run_all.sh --output runs/voice/scratch --only "$ten" --epochs 12 --seeds "${seeds:-0}" \
-        --hparams "$voice,learning_rate=1e-3"
 }
 
 frames() {  # several frames a step, for about the same time each
@@ -187,62 +155,6 @@ warm() {  # a German voice: 24 minutes, and the first five of them
         train ${folder}_nothing "$reader,guided_attention_weight=1,n_frames_per_step=2,$settings"
     done
     train ${folder}_shipped "$settings" -c voices/kathleen.pt --warm_start
-}
-
-times() {  # an epoch of each, in an order that rotates from round to round
-    voice_start 0
-    for round in 0 1 2 3; do
-        for experiment in $(echo $ten $ten | cut -d ' ' -f $((round + 1))-$((round + 10))); do
-            bash scripts/run_all.sh --start runs/voice/start/RAND --output runs/times/round$round \
-                --only "$experiment" --epochs $((start_epochs + 1)) --seeds 0 \
-                --hparams epochs_per_validation=1000
-        done
-    done
-}
-
-synthetic() {  # SEED: trains the start of the series below
-    local model="hop_length=1102,n_mel_channels=40,symbols_embedding_dim=64,encoder_embedding_dim=64,prenet_dim=64,attention_rnn_dim=64,attention_dim=32,attention_location_kernel_size=15,decoder_rnn_dim=64,postnet_embedding_dim=64,p_encoder_dropout=0.1,p_postnet_dropout=0.1"
-    start_epochs=8
-    if [ ! -d data/demo1280 ]; then
-        "$PYTHON" scripts/make_demo_corpus.py data/demo1280.part --clips 1280 --duration_scale 0.35
-        mv data/demo1280.part data/demo1280
-    fi
-    bash scripts/run_all.sh --corpus data/demo1280 --output runs/synthetic --only RAND \
-        --epochs $start_epochs --seeds "$1" --hparams "$model,$every,learning_rate=2e-3"
-}
-
-gradient() {
-    patched=runs/nvidia_gradient  # this commit, with the mask in place
-    if [ ! -d $patched ]; then
-        git worktree add --detach $patched
-    fi
-    if git -C $patched diff --quiet; then
-        git -C $patched apply "$PWD/docs/results/nvidia_gradient.patch"
-    fi
-    for seed in ${seeds:-0 1000 2000 3000}; do
-        synthetic $seed
-        continue_from rates_1 runs/synthetic/RAND "RAND SSB-DBS-BR" 8 $seed 1
-        code=$patched continue_from gradient runs/synthetic/RAND "RAND SSB-DBS-BR" 8 $seed 1
-    done
-}
-
-rates() {
-    for seed in ${seeds:-0 1000 2000}; do
-        synthetic $seed
-        for rate in 1 1.2 1.4 2; do
-            continue_from rates_$rate runs/synthetic/RAND "RAND SSB-DBS-BR" 8 $seed $rate
-        done
-        continue_from batch_6 runs/synthetic/RAND SSB-DBS-BR 8 $seed 1 ,batch_size=6
-    done
-}
-
-lrf() {
-    for seed in ${seeds:-0 1000 2000}; do
-        synthetic $seed
-        for lrf in 0 0.05 0.2 0.5 1000; do
-            continue_from lrf_$lrf runs/synthetic/RAND SSB-DBS-BR 8 $seed 1 ,lrf=$lrf
-        done
-    done
 }
 
 seeds=${2:-}

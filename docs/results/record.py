@@ -1,7 +1,6 @@
 """Prints the records of finished runs as CSV, the form of those beside this file.
 
     python docs/results/record.py runs/voice > docs/results/voice.csv
-    python docs/results/record.py runs/{rates,batch,lrf}_* runs/gradient > docs/results/studies.csv
     python docs/results/record.py --epochs runs/same_time > docs/results/same_time.csv
     python docs/results/record.py --speech runs/same_time > docs/results/same_time_speech.csv
 
