@@ -188,11 +188,11 @@ def draw_forest(losses: pd.Series, comparisons: pd.DataFrame, path: Path) -> Non
     ours = [paired(*pair, ratio=True) for pair in pairs]
     draw(range(len(pairs)), ours, "D", "black", "a voice, from nothing (same_time)")
     draw(y - 0.25, comparisons["voice"], "o", COLOURS[0], "a voice, from RAND's start")
-    again = "the same, batch norm re-estimated"
+    again = "the same voice, re-estimated"
     draw(y - 0.08, comparisons["re-estimated"], "s", COLOURS[1], again)
-    draw(y + 0.08, comparisons["synthetic"], "^", COLOURS[2], "synthetic speech")
+    draw(y + 0.08, comparisons["synthetic"], "^", COLOURS[2], "synthetic, longest first")
     older = comparisons["synthetic, shortest first"]
-    draw(y + 0.25, older, "v", COLOURS[3], "the same, sorted from the shortest up")
+    draw(y + 0.25, older, "v", COLOURS[3], "synthetic, shortest first")
     paper = [paper for (paper,) in comparisons["paper"]]
     axes.plot(paper, y, "x", color="red", label="the paper, of one seed")
     axes.axvline(0, color="black", linewidth=1)
