@@ -35,7 +35,7 @@ from numpy import ndarray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, progress_bar, seed
-from corpus.clips import Clip, load_clips, read_samples
+from corpus.clips import Clip, load_clips, read_lines, read_samples
 from corpus.mels import open_mels
 from hparams import AUDIO
 from model import Tacotron2
@@ -194,8 +194,11 @@ def main() -> None:
             raise UserError(f"{file}: exists already; give another -o, or remove it")
     make_folder(args.output.parent, "give another -o")
     if args.texts:
-        texts = args.texts.read_text("utf-8").splitlines()
-        names = [str(i) for i in range(1, len(texts) + 1)]
+        if not args.texts.is_file():
+            raise UserError(f"--texts {args.texts}: no such file; give one with a text a line")
+        lines = read_lines(args.texts)
+        texts = [line for _, line in lines]
+        names = [location.rpartition(":")[2] for location, _ in lines]  # line numbers
         to_judge = (wavs_to_judge(folder, names) for folder in args.paths)
     else:
         paths = [checkpoint_file(path) for path in args.paths]
