@@ -33,6 +33,13 @@ CONCLUSIONS = {  # of the paper: what they compare, and the sign that it says th
     "sorted batches": ("RAND → SB, RAND → SSB, RAND → SB-DBS, RAND → SSB-DBS", 1),
 }
 SIMILAR = 2.0  # percent: as good as
+SERIES = {  # that share a start: file, loss, and how the forest plot marks and calls them
+    "voice": ("voice", "loss", "o", "a voice, from RAND's start"),
+    "re-estimated": ("voice", "precise_loss", "s", "the same voice, re-estimated"),
+    "synthetic": ("longest_first", "loss", "^", "synthetic, longest first"),
+    "synthetic, re-estimated": ("longest_first", "precise_loss", "", ""),
+    "synthetic, shortest first": ("shortest_first", "loss", "v", "synthetic, shortest first"),
+}
 PRIMARY = (  # the first three were fixed before the series same_time began
     ("RAND 40", "SSB-DBS-BR 40"),
     ("RAND 40", "SSB-DBS-BR 56"),
@@ -73,9 +80,7 @@ def paired(before: pd.Series, after: pd.Series, ratio: bool) -> tuple[float, flo
     """Returns the mean change over the seeds that both have, and its interval; in percent, if it is
     of the ratio."""
     changes = (np.log(after / before) if ratio else after - before).dropna()
-    interval = [np.nan] * 2
-    if len(changes) > 1:
-        interval = stats.ttest_1samp(changes, 0).confidence_interval()
+    interval = stats.ttest_1samp(changes, 0).confidence_interval()
     values = np.array([changes.mean(), *interval])
     return tuple(100 * np.expm1(values) if ratio else values)
 
@@ -156,13 +161,7 @@ def verdict(sign: int, low: float, high: float) -> str:
 
 def all_comparisons() -> pd.DataFrame:
     """Returns a row for each comparison of the paper, with tuples of a change and its interval."""
-    series = {
-        "voice": final_logs("voice", "loss"),
-        "re-estimated": final_logs("voice", "precise_loss"),
-        "synthetic": final_logs("longest_first", "loss"),
-        "synthetic, re-estimated": final_logs("longest_first", "precise_loss"),
-        "synthetic, shortest first": final_logs("shortest_first", "loss"),
-    }
+    series = {name: final_logs(file, loss) for name, (file, loss, *_) in SERIES.items()}
     rows = []
     for conclusion, (pairs, sign) in CONCLUSIONS.items():
         for before, after in (pair.split(" → ") for pair in pairs.split(", ")):
@@ -187,14 +186,12 @@ def draw_forest(losses: pd.Series, comparisons: pd.DataFrame, path: Path) -> Non
     y = len(pairs) + np.arange(len(comparisons))
     ours = [paired(*pair, ratio=True) for pair in pairs]
     draw(range(len(pairs)), ours, "D", "black", "a voice, from nothing (same_time)")
-    draw(y - 0.25, comparisons["voice"], "o", COLOURS[0], "a voice, from RAND's start")
-    again = "the same voice, re-estimated"
-    draw(y - 0.08, comparisons["re-estimated"], "s", COLOURS[1], again)
-    draw(y + 0.08, comparisons["synthetic"], "^", COLOURS[2], "synthetic, longest first")
-    older = comparisons["synthetic, shortest first"]
-    draw(y + 0.25, older, "v", COLOURS[3], "synthetic, shortest first")
+    drawn = {name: style for name, (_, _, *style) in SERIES.items() if style[0]}
+    offsets = np.linspace(-0.25, 0.25, len(drawn))
+    for offset, colour, (name, style) in zip(offsets, COLOURS, drawn.items(), strict=False):
+        draw(y + offset, comparisons[name], style[0], colour, style[1])
     paper = [paper for (paper,) in comparisons["paper"]]
-    axes.plot(paper, y, "x", color="red", label="the paper, of one seed")
+    axes.plot(paper, y, "x", color="red", label="the paper (one seed)")
     axes.axvline(0, color="black", linewidth=1)
     axes.axhline(len(pairs) - 0.5, color="black", linewidth=0.5)
     labels = [f"{before} → {after} epochs" for before, after in PRIMARY]
@@ -202,7 +199,7 @@ def draw_forest(losses: pd.Series, comparisons: pd.DataFrame, path: Path) -> Non
     axes.invert_yaxis()
     axes.set(xlabel="change of the validation loss in %")
     axes.grid(axis="x", alpha=0.25)
-    axes.legend(frameon=False, loc="upper right", fontsize=8)
+    axes.legend(frameon=False, loc="center right", fontsize=8)
     figure.savefig(path, dpi=160)
 
 
@@ -234,16 +231,17 @@ def main() -> None:
     }
     epochs = pd.read_csv(FOLDER / "predicted.csv").groupby("experiment").processor_minutes.median()
     print("\n**same_time:** an epoch's minutes,", epochs.round(2).to_dict())
+    print("saved of RAND's, %:", (100 - 100 * epochs / epochs.RAND).round(1).to_dict())
     print_table("same_time: each seed's", pd.DataFrame(listed).reset_index())
+    print_table("same_time: means", measures.groupby("arm").mean().round(2).reset_index())
+    print_table("Kathleen's recordings", pd.read_csv(FOLDER / "heard.csv").head(1))
     print_table("same_time: paired by seed; hours and loss in %", primary(measures))
     logs = final_logs("voice", "loss")
-    from_random = logs.drop(columns="RAND").sub(logs.RAND, axis=0)
-    print(
-        f"\nA change of one seed, on the voice: ±{196 * from_random.var().mean() ** 0.5:.1f} points"
-    )
-    print_table(
-        "The paper's comparisons, VL3 in %; intervals jointly of each conclusion", comparisons
-    )
+    spread = logs.drop(columns="RAND").sub(logs.RAND, axis=0).var().mean() ** 0.5
+    print(f"\nA change of one seed, on the voice: ±{196 * spread:.1f} points")
+    batches = pd.read_csv(FOLDER / "voice.csv").groupby("experiment").n_batches.mean()
+    print("Batches an epoch, on the voice:", batches.round(1).to_dict())
+    print_table("The paper's comparisons: VL3 in %, intervals jointly", comparisons)
 
 
 if __name__ == "__main__":
