@@ -110,12 +110,15 @@ def split_text(text: str, longest: int) -> list[str]:
     return [part.replace("\0", " ") for part in parts]
 
 
-def symbol_ids(text: Text, hparams: HParams, longest: int, end: str) -> list[list[int]]:
+def symbol_ids(
+    text: Text, hparams: HParams, longest: int, end: str, unread: str
+) -> list[list[int]]:
     """Returns the symbol ids of each piece of a text.
 
     Args:
         longest: characters of a piece
         end: what a piece without punctuation at its end is given
+        unread: punctuation that the model cannot read, which is left out at a piece's end
 
     Raises:
         UserError: the text has nothing to speak, or cannot be read.
@@ -125,7 +128,8 @@ def symbol_ids(text: Text, hparams: HParams, longest: int, end: str) -> list[lis
         check_text(text.text, hparams)
         cleaned = clean_text(text.text, spelled(hparams.text_cleaners), hparams.symbols)
         for piece in split_text(cleaned, longest):
-            if piece[-1].isalnum() or piece[-1] == "}":
+            piece = piece.rstrip(unread)
+            if piece and (piece[-1].isalnum() or piece[-1] == "}"):
                 piece += end
             try:
                 pieces.append(check_text(piece, hparams))
@@ -162,7 +166,8 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
     untrained = untrained_symbols(model)
     # Few corpora have texts without punctuation at their ends: most voices stop at a full stop.
     end = "" if untrained.issuperset(text_to_sequence(".", [], hparams.symbols)) else "."
-    ids = [symbol_ids(text, hparams, args.split, end) for text in texts]
+    unread = re.sub(r"\{[^}]*\}|\w", "", sequence_to_text(sorted(untrained), hparams.symbols))
+    ids = [symbol_ids(text, hparams, args.split, end, unread) for text in texts]
     report_unknown_characters(((text.location, text.text) for text in texts), hparams)
     if untrained := sorted(untrained.intersection(chain.from_iterable(chain.from_iterable(ids)))):
         symbols = ", ".join(sequence_to_text([i], hparams.symbols) for i in untrained)

@@ -67,9 +67,16 @@ def test_a_text_without_punctuation_gets_a_full_stop_if_the_model_knows_it(
     assert mel(trained, "One {T OW1 N}") == mel(trained, "One {T OW1 N}.")
     model = load_model(trained)
     with torch.no_grad():
+        model.embedding.weight[text_to_sequence("?!", [])] = 0
+    path = save_model(tmp_path / "no_questions.pt", model)
+    assert mel(path, "One tone?!") == mel(path, "One tone.")
+    with torch.no_grad():
         model.embedding.weight[text_to_sequence(".", [])] = 0
     path = save_model(tmp_path / "no_full_stops.pt", model)
-    assert mel(path, "One tone") != mel(path, "One tone.")
+    assert mel(path, "One tone") == mel(path, "One tone.")
+    model = load_model(path, max_decoder_steps=20)
+    [(_, without)] = speech.speak(model, [check_text("One tone", model.hparams)])
+    assert torch.equal(torch.from_numpy(np.load(tmp_path / "speech" / "1.npy")), without.mel)
 
 
 def test_without_options_the_voice_of_this_repository_speaks(tmp_path, capsys, monkeypatch):
@@ -96,7 +103,7 @@ def test_the_voice_of_this_repository_reads_sentences_and_names_symbols_that_it_
         cleaned = clean_text(texts[i], model.hparams.text_cleaners)
         assert spoken.stopped
         assert speech.attention_errors(spoken.alignment, cleaned, hop_seconds) == ([], 0, 0)
-    printed, _ = speak(synthesize.VOICE, "Is it {HH AH0 T} outside?")
+    printed, _ = speak(synthesize.VOICE, "Is it? {HH AH0 T} outside?")
     assert "note: the model was not trained on ?, {AH0}, {HH}, {T}; it cannot read" in printed
     printed, _ = speak(synthesize.VOICE, "It is hot outside.")
     assert "not trained" not in printed
