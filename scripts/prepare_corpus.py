@@ -60,13 +60,14 @@ from text import alphabet, check_alphabet, clean_text
 from text.cleaners import CLEANERS, TRAINING, unknown_words
 
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
+VOICE = TRAIN.parent / "voices" / "kathleen.pt"
 TRAIN_SHARE = 0.8  # of the clips, as the paper's
 FOLDERS = "wavs/", "wav/", ""  # where the audio of metadata.csv is
 SUFFIXES = ".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif"  # in order of preference
 LISTS = ".csv", ".tsv", ".txt", ".json", ".jsonl"
 SEPARATORS = "|\t,;"
 HEADER = re.compile("((audio|clip|file|id|name|path|utt|wav)_?)+$", re.IGNORECASE)  # of the names
-SMALL_MINUTES = 30  # with less speech, it was better to start from another voice
+SMALL_MINUTES = 60  # with less speech, training starts from another voice
 MARGIN = 0.05  # seconds that trimming leaves around the speech
 ONE_SPEAKER = "if each is a speaker, choose one by --speaker"
 Listed = tuple[list[Line], list[Problem], list[str]]  # clips, problems of others, and notes
@@ -416,14 +417,21 @@ def print_training_command(
 ) -> None:
     """Prints how to train on a corpus of that many minutes, whose settings are ``changes``."""
     command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{name}"]
-    if sampling_rate == HParams.sampling_rate:
-        command += ["--preset", "nvidia"]  # mels that HiFi-GAN's published weights can speak
-        if minutes < SMALL_MINUTES:
-            fix = "start from another voice (docs/speech.md, A small voice)"
-            print(f"note: {counted(round(minutes), 'minute')} of speech: {fix}")
-    changes |= {"hours": 8, "learning_rate_decay": 0.3}
-    changes |= {"n_frames_per_step": 2, "guided_attention_weight": 1}
-    print("Next (for a night; the newest checkpoint will speak best):")
+    if sampling_rate == HParams.sampling_rate and minutes < SMALL_MINUTES:
+        print(f"note: {counted(round(minutes), 'minute')} of speech: training starts from a voice")
+        command += ["-c", os.path.relpath(VOICE), "--warm_start"]
+        if "symbols" not in changes:
+            changes["ignore_layers"] = ()  # the voice has the same symbols
+        changes |= {"hours": 3, "learning_rate": 1e-3, "learning_rate_decay": 0.5}
+        changes |= {"batch_size": 8, "precision": "fp32", "keep_checkpoints": 2}  # not the voice's
+        when = "an evening"
+    else:
+        if sampling_rate == HParams.sampling_rate:
+            command += ["--preset", "nvidia"]  # mels that HiFi-GAN's published weights can speak
+        changes |= {"hours": 8, "learning_rate_decay": 0.3}
+        changes |= {"n_frames_per_step": 2, "guided_attention_weight": 1}
+        when = "a night"
+    print(f"Next (for {when}; the newest checkpoint will speak best):")
     print(f"  {shlex.join([*command, '--hparams', format_overrides(changes)])}")
 
 

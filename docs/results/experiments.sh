@@ -6,15 +6,13 @@
 #     bash docs/results/experiments.sh same_time   # which batching gives the better voice in the same time
 #     bash docs/results/experiments.sh voice       # the paper's ten experiments
 #     bash docs/results/experiments.sh reader      # voices/kathleen.pt
-#     bash docs/results/experiments.sh warm        # a German voice, from 70 epochs of that one and from nothing
-#     bash docs/results/experiments.sh frames      # several frames a step
-#     bash docs/results/experiments.sh evening     # goes on from frames, for three quarters as many epochs
+#     bash docs/results/experiments.sh warm        # other voices in an evening, from that one and from nothing
 #
-# All but warm, whose voice docs/speech.md names, train on the voice of corpus. Of one core with AVX-512,
-# same_time takes 7 hours a seed, the others 2 to 4. A second argument names the seeds (not of predicted,
-# reader and warm), so that two calls can use two cores: start the second once the first one trains. Of
-# same_time, a third argument names the arms, from 0 to 3: same_time 0 "0 2" beside same_time 0 "1 3". The
-# runs are in runs/SERIES.
+# All train on the voice of corpus, but warm, which also needs the German voice that docs/speech.md prepares. Of
+# one core with AVX-512, same_time takes 7 hours a seed, warm 9 and the others 2 to 4; reader takes 1.7 of two
+# cores. Of voice and same_time, a second argument names the seeds, so that two calls can use two cores: start the second once the
+# first one trains. Of same_time, a third argument names the arms, from 0 to 3: same_time 0 "0 2" beside
+# same_time 0 "1 3". The runs are in runs/SERIES.
 set -euo pipefail
 here=$PWD  # where DIR starts
 cd "$(dirname "$0")/../.."
@@ -45,12 +43,12 @@ corpus() {  # DIR: validates on 100 sentences, and trains on all takes of the ot
     mv data/kathleen.part data/kathleen
 }
 
-# train FOLDER SETTINGS [OPTION...]: starts a training, or goes on with it
+# train FOLDER SETTINGS [OPTION...]: starts a training, or goes on with it. $launcher starts several processes.
 train() {
     if compgen -G "$1/checkpoint_*.pt" > /dev/null; then
-        "$PYTHON" train.py -o "$1" --resume
+        "$PYTHON" ${launcher:-} train.py -o "$1" --resume
     else
-        "$PYTHON" train.py -o "$1" --hparams "$2" "${@:3}"
+        "$PYTHON" ${launcher:-} train.py -o "$1" --hparams "$2" "${@:3}"
     fi
 }
 
@@ -64,32 +62,6 @@ voice() {  # 4 epochs of RAND; then of each experiment 6, and 6 with a lower lea
                 --epochs 10 --only "$experiment" --seeds "$seed" --hparams learning_rate=1e-3
             bash scripts/run_all.sh --start "runs/voice/common/$experiment" --output runs/voice/annealed \
                 --epochs 16 --only "$experiment" --seeds "$seed" --hparams learning_rate=3e-4
-        done
-    done
-}
-
-frames() {  # several frames a step, for about the same time each
-    for seed in ${seeds:-0 1000}; do
-        for weight in 1 0; do
-            for frames_epochs in 1,26 3,45 2,40; do
-                IFS=, read -r n_frames epochs <<< "$frames_epochs"
-                bash scripts/run_all.sh --output runs/frames/frames${n_frames}_guided$weight \
-                    --only SSB-DBS-BR --epochs $epochs --seeds "$seed" --hparams \
-                    "$reader,learning_rate=2e-3,guided_attention_weight=$weight,epochs_per_validation=1,n_frames_per_step=$n_frames"
-            done
-        done
-    done
-}
-
-evening() {  # goes on from frames with half the learning rate
-    for seed in ${seeds:-0 1000}; do
-        for weight in 1 0; do
-            for frames_epochs in 1,45 3,79 2,70; do
-                IFS=, read -r n_frames epochs <<< "$frames_epochs"
-                bash scripts/run_all.sh --start runs/frames/frames${n_frames}_guided$weight/SSB-DBS-BR \
-                    --output runs/evening/frames${n_frames}_guided$weight --epochs $epochs --only SSB-DBS-BR \
-                    --seeds "$seed" --hparams learning_rate=1e-3,epochs_per_validation=5
-            done
         done
     done
 }
@@ -110,7 +82,7 @@ predicted() {  # same_time's epochs, on an idle core: three rounds, in an order 
 # on an AMD EPYC with AVX-512), and 0.07 more for validating and saving.
 same_time() {  # SEEDS ARMS
     local arms=(RAND,40 SSB-BR,50 SSB-DBS-BR,40 SSB-DBS-BR,56) i experiment epochs folder
-    for seed in ${seeds:-0 1000 2000 3000 4000 5000}; do
+    for seed in ${seeds:-0 1000 2000}; do
         for i in 0 1 2 3; do
             i=$(((i + seed / 1000) % 4))
             [[ " ${2:-0 1 2 3} " = *" $i "* ]] || continue
@@ -127,34 +99,27 @@ same_time() {  # SEEDS ARMS
     done
 }
 
-reader() {  # 205 epochs: learning rates that fall, and again with less dropout
-    local settings="$reader,guided_attention_weight=1,n_frames_per_step=2," before="" stage folder
-    local less="p_encoder_dropout=0.1,p_postnet_dropout=0.1,p_attention_dropout=0.05,p_decoder_dropout=0.05,"
-    for stage in 2e-3,epochs=40 1e-3,epochs=70 5e-4,epochs=100 2e-4,epochs=110 \
-            1e-3,epochs=155 5e-4,epochs=180 2e-4,epochs=195 1e-4,epochs=205; do
-        [ $stage != 1e-3,epochs=155 ] || settings=$less
-        folder=runs/reader/${stage#*=}
-        train "$folder" "${settings}learning_rate=$stage" ${before:+-c "$before"}
-        before=$(ls "$folder"/checkpoint_0*.pt | tail -1) settings=""
-    done
+reader() {  # in two processes, each with half of a batch of eight
+    local settings="$fair,learning_rate_decay=0.7,hours=1.55,text_cleaners=[english_phones],batch_size=4,dynamic_batch_size=False,precision=bf16,p_encoder_dropout=0,p_postnet_dropout=0,p_attention_dropout=0,p_decoder_dropout=0,epochs_per_validation=5,epochs_per_checkpoint=15,keep_checkpoints=20"
+    launcher="-m torch.distributed.run --nproc_per_node=2" train runs/reader "$settings" --preset nvidia
     [ -e runs/reader/kathleen.pt ] ||
-        "$PYTHON" scripts/export.py -c "$before" -o runs/reader/kathleen.pt --half
+        "$PYTHON" scripts/export.py -c runs/reader -o runs/reader/kathleen.pt --half
 }
 
-warm() {  # a German voice: 24 minutes, and the first five of them
-    local german="data_dir=data/kerstin,validation_files=filelists/kerstin_val.txt,text_cleaners=basic_cleaners,symbols=@filelists/kerstin_symbols.txt,learning_rate=1e-3,epochs_per_validation=5,epochs_per_checkpoint=10,keep_checkpoints=100"
-    local start clips_epochs settings folder
-    start=$(ls runs/reader/70/checkpoint_0*.pt | tail -1)
+warm() {  # another voice: 24 minutes of German, the first five of them, and five minutes of English
+    local german="data_dir=data/kerstin,validation_files=filelists/kerstin_val.txt,text_cleaners=basic_cleaners,symbols=@filelists/kerstin_symbols.txt,learning_rate=1e-3,learning_rate_decay=0.5,batch_size=8,epochs_per_validation=5"
+    local list_hours settings folder
     head -n 67 filelists/kerstin_train.txt > filelists/kerstin5_train.txt
-    for clips_epochs in kerstin,40 kerstin5,100; do
-        settings="$german,training_files=filelists/${clips_epochs%,*}_train.txt,epochs=${clips_epochs#*,}"
-        folder=runs/warm/${clips_epochs%,*}
-        train ${folder}_warm "$settings" -c "$start" --warm_start
-        train ${folder}_decoder "$settings,ignore_layers=[embedding,encoder]" \
-            -c "$start" --warm_start
-        train ${folder}_nothing "$reader,guided_attention_weight=1,n_frames_per_step=2,$settings"
+    awk -F '|' '!seen[$2]++' filelists/kathleen_train.txt | head -n 103 > filelists/kathleen5_train.txt
+    for list_hours in kerstin,3 kerstin5,1; do
+        settings="$german,training_files=filelists/${list_hours%,*}_train.txt,hours=${list_hours#*,}"
+        folder=runs/warm/${list_hours%,*}
+        train ${folder}_voice "$settings" -c voices/kathleen.pt --warm_start
+        train ${folder}_nothing "$fair,$settings" --preset nvidia
     done
-    train ${folder}_shipped "$settings" -c voices/kathleen.pt --warm_start
+    settings="text_cleaners=[english_phones],data_dir=data/kathleen,training_files=filelists/kathleen5_train.txt,validation_files=filelists/kathleen_val.txt,learning_rate=1e-3,learning_rate_decay=0.5,batch_size=8,epochs_per_validation=5,hours=1"
+    train runs/warm/kathleen5_kerstin "$settings" -c runs/warm/kerstin_nothing --warm_start
+    train runs/warm/kathleen5_nothing "$fair,$settings" --preset nvidia
 }
 
 seeds=${2:-}
