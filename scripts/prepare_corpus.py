@@ -238,7 +238,7 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
     if with_digits := [line.location for line in lines if any(map(str.isdecimal, line.text))]:
         texts = counted(len(with_digits), "text")
         locations = ", ".join(with_digits[:5])
-        print(f"note: {locations}: digits are not read (in {texts}); spell numbers out")
+        print(f"note: {locations}: digits stay as written (in {texts}); spell numbers out")
     return "".join(symbols)
 
 
@@ -418,8 +418,9 @@ def print_training_command(
     """Prints how to train on a corpus of that many minutes, whose settings are ``changes``."""
     command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{name}"]
     if sampling_rate == HParams.sampling_rate and minutes < SMALL_MINUTES:
-        print(f"note: {counted(round(minutes), 'minute')} of speech: training starts from a voice")
-        command += ["-c", os.path.relpath(VOICE), "--warm_start"]
+        voice = os.path.relpath(VOICE)
+        print(f"note: {counted(round(minutes), 'minute')} of speech: training starts from {voice}")
+        command += ["-c", voice, "--warm_start"]
         if "symbols" not in changes:
             changes["ignore_layers"] = ()  # the voice has the same symbols
         changes |= {"hours": 3, "learning_rate": 1e-3, "learning_rate_decay": 0.5}

@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cli import (
     ArgumentParser,
     UserError,
+    counted,
     exit_on_user_error,
     make_folder,
     positive,
@@ -173,8 +174,10 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
         symbols = ", ".join(sequence_to_text([i], hparams.symbols) for i in untrained)
         print(f"note: the model was not trained on {symbols}; it cannot read them")
     vocoder = open_vocoder(hparams, args.vocoder)
-    if not args.vocoder and (reason := why_griffin_lim(hparams)):
-        print(f"note: Griffin-Lim makes the audio; {reason}")
+    if not args.vocoder:
+        why = why_griffin_lim(hparams)
+        by = f"Griffin-Lim makes the audio; {why}" if why else "HiFi-GAN makes the audio"
+        print(f"note: {by}")
     make_empty_folder(args.output_dir)
     if args.checkpoint is None:
         print(f"note: without -c, {VOICE.name} of this repository speaks (voices/README.md)")
@@ -194,7 +197,7 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
             bar.update()
     bar.close()
     if cut_off:
-        print(f"{len(cut_off)} of {len(texts)} never stopped: {', '.join(cut_off)}")
+        print(f"never stopped, of {counted(len(texts), 'text')}: {', '.join(cut_off)}")
         sys.exit(1)
 
 
@@ -226,8 +229,7 @@ def write_speech(
     seconds = mel.size(1) * hop_seconds
     line = f"{stem}.wav: {seconds:.1f} s"
     if not all(piece.stopped for piece in pieces):
-        fix = "try a longer text, with a full stop at its end, or another --seed, or train longer"
-        line += f", cut off: it never stopped ({fix})"
+        line += ", cut off: it never stopped (try another --seed, or train longer)"
     elif seconds < 0.05:
         line += ", nothing to hear: it stopped at once (train longer, or raise end_threshold)"
     return line
