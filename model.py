@@ -32,6 +32,7 @@ from layers import (
 )
 
 CHECK_EVERY = 16  # steps of inference after which it is asked whether all clips have ended
+N_READINGS = 8  # of each text in inference: docs/speech.md says what their mean is good for
 
 
 class Output(NamedTuple):
@@ -264,22 +265,25 @@ class Decoder(nn.Module):
     def generate(
         self, memory: Tensor, padding: Tensor, hparams: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Decodes freely: every step reads the frames that the last one made.
+        """Decodes freely: every step reads the frames that the last one made. They are the mean of
+        ``N_READINGS`` decoders' frames, which differ by the prenet's dropout and all read the mean.
 
         It stops once every clip has ended (:func:`has_ended`), or after ``max_decoder_steps``.
         Returns what :meth:`forward` does, and whether each clip has ended by each step,
         (B, n_steps).
         """
+        memory, padding = (x.repeat_interleave(N_READINGS, 0) for x in (memory, padding))
         texts = EncodedTexts(memory, self.attention_layer.memory_layer(memory), padding)
         state = self.initial_state(memory)
-        frame = memory.new_zeros(len(memory), self.step_dim)
+        frame = memory.new_zeros(len(memory) // N_READINGS, self.step_dim)
         frames, gates, weights = [], [], []
         for n in range(1, hparams.max_decoder_steps + 1):
-            state = self.step(self.prenet(frame), state, texts)
-            frame, gate = self.project(state.decoder_hidden, state.context)
+            state = self.step(self.prenet(frame.repeat_interleave(N_READINGS, 0)), state, texts)
+            readings = *self.project(state.decoder_hidden, state.context), state.weights
+            frame, gate, weight = (x.unflatten(0, (-1, N_READINGS)).mean(1) for x in readings)
             frames.append(frame)
             gates.append(gate)
-            weights.append(state.weights)
+            weights.append(weight)
             # Only now and then, since asking makes a GPU finish first.
             if n % CHECK_EVERY == 0 or n == hparams.max_decoder_steps:
                 ended = has_ended(torch.stack(gates, 1), hparams)  # (B, n_steps)

@@ -46,7 +46,7 @@ from corpus.clips import check_text, load_clips, report_unknown_characters
 from corpus.mels import open_mels
 from data_utils import MelDataset, load_ahead
 from hparams import HParams
-from model import Tacotron2
+from model import N_READINGS, Tacotron2
 from speech import Spoken, load_model, restore_variance, speak
 from text import clean_text, sequence_to_text, spelled, text_to_sequence
 from training.checkpoint import checkpoint_file
@@ -256,7 +256,8 @@ def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
     device = next(model.parameters()).device
     loaded = load_ahead(dataset, batches, device)
     for batch in progress_bar(loaded, "predicting mels", len(batches), unit="batch"):
-        mels = model(batch.to(device)).mel_postnet.cpu()
+        batch = batch.to(device)
+        mels = (sum(model(batch).mel_postnet for _ in range(N_READINGS)) / N_READINGS).cpu()
         for i, mel in zip(batch.indices, mels, strict=True):
             # The last frame has no whole hop after it.
             mel = mel[:, : clips[i].n_frames - 1]

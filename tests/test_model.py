@@ -161,6 +161,17 @@ def test_inference_of_a_batch_is_that_of_each_clip(tiny):
         assert not together.mel_postnet[i, :, n_frames:].any()
 
 
+def test_speech_is_the_mean_of_several_readings(tiny, monkeypatch):
+    model = set_gate(build(max_decoder_steps=8), -100).eval()
+    text = noise_batch(tiny, [7], [8]).text
+
+    def deviation(n_readings):  # of the frames, from one draw of the prenet's dropout to another
+        monkeypatch.setattr("model.N_READINGS", n_readings)
+        return torch.stack([model.inference(text).mel for _ in range(20)]).std(0).mean()
+
+    assert deviation(16) < deviation(1) / 2  # a quarter of it
+
+
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_a_clip_has_ended_unless_it_goes_on_in_each_of_the_last_steps(n):
     """With one step, this is NVIDIA's rule. A little doubt in every step of a long clip ends none,

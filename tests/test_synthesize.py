@@ -18,7 +18,7 @@ from corpus.clips import check_text, load_clips
 from corpus.mels import open_mels
 from data_utils import MelDataset, collate
 from hparams import create_hparams
-from model import Tacotron2
+from model import N_READINGS, Tacotron2
 from scripts import synthesize
 from speech import load_model
 from text import symbols, text_to_sequence
@@ -182,7 +182,7 @@ def test_predicted_mels_are_those_of_validation(speak, corpus, data, tmp_path, r
     batch = collate([*dataset], r)
     torch.manual_seed(3)
     with torch.no_grad():
-        mels = model(batch).mel_postnet
+        mels = sum(model(batch).mel_postnet for _ in range(N_READINGS)) / N_READINGS
     for mel, i in zip(mels, batch.indices, strict=True):
         saved = np.load(tmp_path / "speech" / f"{Path(clips[i].path).stem}.npy")
         assert np.array_equal(saved, mel[:, : clips[i].n_frames - 1])
