@@ -1,5 +1,5 @@
 """Prints the numbers of docs/results.md and docs/results/appendix.md from the records beside this
-file, and draws their figures.
+file, and draws their figures and that of docs/speech.md.
 
     python docs/results/comparisons.py
 
@@ -114,6 +114,23 @@ def draw_same_time(ended: pd.Index, path: Path) -> None:
     figure.savefig(path, dpi=160)
 
 
+def draw_reader(path: Path) -> None:
+    """Draws how the voice of this repository is heard at some of its checkpoints, and its loss."""
+    record = pd.read_csv(FOLDER / "reader.csv")
+    heard = record.dropna(subset="misheard")
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    loss, misheard, opinion = figure.subplots(3, sharex=True)
+    loss.plot(record.epoch, record.masked_loss, color="black")
+    misheard.errorbar(heard.epoch, heard.misheard, heard.misheard_error, fmt="o-")
+    opinion.errorbar(heard.epoch, heard.opinion, heard.opinion_error, fmt="o-")
+    loss.set(ylabel="masked validation loss")
+    misheard.set(ylabel="words misheard, %")
+    opinion.set(ylabel="predicted opinion", xlabel="epochs")
+    for axes in (loss, misheard, opinion):
+        axes.grid(alpha=0.25)
+    figure.savefig(path, dpi=160)
+
+
 # Series whose seeds share a start
 
 
@@ -224,6 +241,7 @@ def main() -> None:
     plot_batching.main([])  # padding
     measures, comparisons = same_time(), all_comparisons()
     draw_same_time(measures.index, FOLDER / "same_time.png")
+    draw_reader(FOLDER / "reader.png")
     draw_forest(measures["masked loss"], comparisons, FOLDER / "comparisons.png")
     listed = {
         name: measures[name].map(f"{{:.{n}f}}".format).groupby("arm").agg(", ".join)

@@ -9,10 +9,10 @@
 #     bash docs/results/experiments.sh warm        # other voices in an evening, from that one and from nothing
 #
 # All train on the voice of corpus, but warm, which also needs the German voice that docs/speech.md prepares. Of
-# one core with AVX-512, same_time takes 7 hours a seed, warm 9 and the others 2 to 4; reader takes 1.7 of two
-# cores. Of voice and same_time, a second argument names the seeds, so that two calls can use two cores: start
-# the second once the first one trains. Of same_time, a third argument names the arms, from 0 to 3: same_time 0
-# "0 2" beside same_time 0 "1 3". The runs are in runs/SERIES.
+# one core with AVX-512, same_time takes 7 hours a seed, warm 9 and the others 2 to 4. Of voice and same_time, a
+# second argument names the seeds, so that two calls can use two cores: start the second once the first one
+# trains. Of same_time, a third argument names the arms, from 0 to 3: same_time 0 "0 2" beside same_time 0 "1 3".
+# The runs are in runs/SERIES.
 set -euo pipefail
 here=$PWD  # where DIR starts
 cd "$(dirname "$0")/../.."
@@ -43,12 +43,12 @@ corpus() {  # DIR: validates on 100 sentences, and trains on all takes of the ot
     mv data/kathleen.part data/kathleen
 }
 
-# train FOLDER SETTINGS [OPTION...]: starts a training, or goes on with it. $launcher starts several processes.
+# train FOLDER SETTINGS [OPTION...]: starts a training, or goes on with it
 train() {
     if compgen -G "$1/checkpoint_*.pt" > /dev/null; then
-        "$PYTHON" ${launcher:-} train.py -o "$1" --resume
+        "$PYTHON" train.py -o "$1" --resume
     else
-        "$PYTHON" ${launcher:-} train.py -o "$1" --hparams "$2" "${@:3}"
+        "$PYTHON" train.py -o "$1" --hparams "$2" "${@:3}"
     fi
 }
 
@@ -99,11 +99,11 @@ same_time() {  # SEEDS ARMS
     done
 }
 
-without_dropout="$fair,dynamic_batch_size=False,precision=bf16,p_encoder_dropout=0,p_postnet_dropout=0,p_attention_dropout=0,p_decoder_dropout=0"
+little_dropout="$fair,dynamic_batch_size=False,precision=bf16,p_encoder_dropout=0.1,p_postnet_dropout=0.1,p_attention_dropout=0.05,p_decoder_dropout=0.05"
 
-reader() {  # in two processes, each with half of a batch of eight
-    local settings="$without_dropout,learning_rate_decay=0.7,hours=1.55,text_cleaners=[english_phones],batch_size=4,epochs_per_validation=5,epochs_per_checkpoint=15,keep_checkpoints=20"
-    launcher="-m torch.distributed.run --nproc_per_node=2" train runs/reader "$settings" --preset nvidia
+reader() {
+    local settings="$little_dropout,hours=2.5,learning_rate_decay=0.56,text_cleaners=[english_phones],epochs_per_validation=5,epochs_per_checkpoint=10,keep_checkpoints=20"
+    train runs/reader "$settings" --preset nvidia
     [ -e runs/reader/kathleen.pt ] ||
         "$PYTHON" scripts/export.py -c runs/reader -o runs/reader/kathleen.pt --half
 }
@@ -117,11 +117,11 @@ warm() {  # another voice: 24 minutes of German, the first five of them, and fiv
         settings="$german,training_files=filelists/${list_hours%,*}_train.txt,hours=${list_hours#*,}"
         folder=runs/warm/${list_hours%,*}
         train ${folder}_voice "$settings" -c voices/kathleen.pt --warm_start
-        train ${folder}_nothing "$without_dropout,$settings" --preset nvidia
+        train ${folder}_nothing "$little_dropout,$settings" --preset nvidia
     done
     settings="text_cleaners=[english_phones],symbols='',n_symbols=148,data_dir=data/kathleen,training_files=filelists/kathleen5_train.txt,validation_files=filelists/kathleen_val.txt,learning_rate=1e-3,learning_rate_decay=0.5,batch_size=8,epochs_per_validation=5,hours=1"
     train runs/warm/kathleen5_kerstin "$settings" -c runs/warm/kerstin_nothing --warm_start
-    train runs/warm/kathleen5_nothing "$without_dropout,$settings" --preset nvidia
+    train runs/warm/kathleen5_nothing "$little_dropout,$settings" --preset nvidia
 }
 
 seeds=${2:-}
