@@ -112,7 +112,7 @@ warm() {  # another voice: 24 minutes of German, the first five of them, and fiv
     local german="data_dir=data/kerstin,validation_files=filelists/kerstin_val.txt,text_cleaners=basic_cleaners,symbols=@filelists/kerstin_symbols.txt,learning_rate=1e-3,learning_rate_decay=0.5,batch_size=8,epochs_per_validation=5"
     local list_hours settings folder
     head -n 67 filelists/kerstin_train.txt > filelists/kerstin5_train.txt
-    awk -F '|' '!seen[$2]++' filelists/kathleen_train.txt | head -n 103 > filelists/kathleen5_train.txt
+    awk -F '|' '!seen[$2]++ && n++ < 103' filelists/kathleen_train.txt > filelists/kathleen5_train.txt
     for list_hours in kerstin,3 kerstin5,1; do
         settings="$german,training_files=filelists/${list_hours%,*}_train.txt,hours=${list_hours#*,}"
         folder=runs/warm/${list_hours%,*}
