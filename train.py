@@ -11,7 +11,6 @@ import argparse
 import math
 import os
 import sys
-import textwrap
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,19 +29,13 @@ from cli import UserError, counted
 from corpus.sets import load_data
 from data_utils import Batch, Data, load_ahead
 from decoder import check_fast_path
-from hparams import (
-    MAY_CHANGE,
-    NVIDIA_ONLY,
-    PRESETS,
-    HParams,
-    parse_overrides,
-    settings_table,
-)
+from hparams import HParams
 from layers import restore_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import measure_variance_gain, speak
 from training import checkpoint, distributed, logger, memory, start
+from training.arguments import parse_args
 from training.device import (
     choose_device,
     full_precision,
@@ -57,48 +50,6 @@ from training.validation import Sample, validate, warn_of_collapse
 from vocoder import open_vocoder
 
 LEARNED = 0.5  # share of attention on the diagonal from which a model can speak
-
-
-def parse_args() -> argparse.Namespace:
-    resume = (
-        f"With --resume, --hparams may change {', '.join(sorted(MAY_CHANGE))}. Any other change "
-        "makes another run: start it with -c and a new -o. After a training with "
-        "learning_rate_decay, use the newest checkpoint, not checkpoint_best.pt."
-    )
-    settings = f"Settings for --hparams, and their defaults:\n\n{settings_table()}\n\n"
-    parser = cli.ArgumentParser(
-        description="Train Tacotron 2 with efficient batching.",
-        epilog=settings + textwrap.fill(resume),
-    )
-    # fmt: off
-    add = parser.add_argument
-    add("-o", "--output_dir", "--output_directory", required=True, type=Path, metavar="DIR",
-        help="for the run")
-    add("-l", "--log_dir", "--log_directory", type=Path, metavar="DIR",
-        help="for TensorBoard, from the current folder, not from -o (default: -o)")
-    add("-c", "--checkpoint", "--checkpoint_path", type=checkpoint.checkpoint_file, metavar="FILE",
-        help="start another run from this checkpoint, or from the newest of a run's folder, with "
-        "its settings, at the start of the epoch that it was saved in")
-    add("--warm_start", action="store_true", help="take only the settings and weights of -c, "
-        "except ignore_layers; start at epoch 1")
-    add("--resume", action="store_true", help="continue the run in -o, with its settings, from the "
-        "batch after its newest checkpoint; if there is none, start a run, which needs --hparams "
-        "or --preset")
-    add("--preset", help=f"{' or '.join(PRESETS)} (default paper)")
-    add("--hparams", action="append", default=[], metavar="NAME=VALUE,...",
-        help="settings to change; a later value wins")
-    add("--n_gpus", "--rank", "--group_name", dest="distributed", help=argparse.SUPPRESS)
-    # fmt: on
-    args = parser.parse_args()
-    args.hparams = ",".join(args.hparams)
-    if args.distributed:
-        parser.error(f"--n_gpus, --rank, --group_name: {NVIDIA_ONLY['n_gpus']}")
-    if args.warm_start and not args.checkpoint:
-        parser.error("--warm_start takes the weights of a checkpoint; name it with -c")
-    if args.resume and args.checkpoint:
-        parser.error("--resume continues from the newest checkpoint in -o; leave out -c")
-    parse_overrides(args.hparams)  # refuses a mistake before any file is written
-    return args
 
 
 def main() -> None:
