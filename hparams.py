@@ -155,6 +155,7 @@ class HParams:
         lambda x: 0 <= x <= 1,
         "use 0 to 1",
     )
+    dropout_in_fall: bool = _setting(True, "dropout goes on during that fall; or only the prenet's")
     weight_decay: float = _from_0(1e-6, "Adam's L2 penalty")
     grad_clip_thresh: float = _above_0(1.0, "largest L2 norm of the whole gradient")
     loss: str = _one_of(

@@ -394,6 +394,11 @@ class Tacotron2(nn.Module):
         # What speech.measure_variance_gain measures at the end of a training.
         self.register_buffer("variance_gain", torch.zeros(hparams.n_mel_channels))
 
+    def turn_off_dropout(self) -> None:
+        """Turns off all dropout but the prenet's, for the rest of a training."""
+        self.encoder.p_dropout = self.postnet.p_dropout = 0.0
+        self.decoder.p_attention_dropout = self.decoder.p_decoder_dropout = 0.0
+
     def forward(self, batch: Any) -> Output:
         """Predicts each frame from the true ones before it (teacher forcing).
 

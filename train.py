@@ -191,6 +191,8 @@ class Run:
         shares = frames[:, distributed.RANK] / frames.mean(1)  # of this process
         title = f"epoch {progress.epoch + 1}"  # counted from 1 in what a person reads
         self.model.train()
+        if progress.epoch >= progress.falls_from and not hparams.dropout_in_fall:
+            self.model.turn_off_dropout()
         synchronize(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import os
 import re
 import signal
 from contextlib import nullcontext
@@ -16,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_post_hook as after_each_step
 
+import layers
+import model
 import train
 from cli import UserError
 from hparams import HParams
@@ -210,6 +213,34 @@ def test_a_run_may_become_longer_until_its_learning_rate_falls(
     assert len(records(tmp_path / "constant", "epoch")) == 4
     with pytest.raises(UserError, match=r"hours=1e-09: [\d.]+ hours are over; use more, or leave"):
         run("constant", "hours=1e-9", "--resume")
+
+
+def test_dropout_can_end_where_the_learning_rate_begins_to_fall(settings, run, monkeypatch):
+    """Only the prenet's goes on, also in a run that is resumed within the fall."""
+    drawn, rates, draw_mask = set(), [], layers.draw_mask
+
+    def recorded(p, shape, device):
+        drawn.add(p)
+        return draw_mask(p, shape, device)
+
+    def note(*_) -> None:
+        rates.append(set(drawn))
+        drawn.clear()
+        if len(rates) == 8:  # in the third epoch
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(train, "check_fast_path", lambda *_: [])  # which draws masks too
+    for module in (layers, model):
+        monkeypatch.setattr(module, "draw_mask", recorded)
+    settings += (
+        "epochs=4,learning_rate_decay=0.5,dropout_in_fall=False,dynamic_batch_size=False,"
+        "p_prenet_dropout=0.3,epochs_per_validation=9"
+    )
+    with after_each_step(note):
+        assert run("run", settings) == 143
+        drawn.clear()
+        assert run("run", "", "--resume") == 0
+    assert rates == [{0.1, 0.3, 0.5}] * 6 + [{0.3}] * 6
 
 
 @given(done=st.integers(1, 300), share=st.floats(0.01, 0.99), batch=st.integers(0, 1))
