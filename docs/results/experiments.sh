@@ -99,10 +99,10 @@ same_time() {  # SEEDS ARMS
     done
 }
 
-little_dropout="$fair,dynamic_batch_size=False,precision=bf16,p_encoder_dropout=0.1,p_postnet_dropout=0.1,p_attention_dropout=0.05,p_decoder_dropout=0.05"
+little_dropout="$fair,dynamic_batch_size=False,precision=bf16,p_encoder_dropout=0.1,p_postnet_dropout=0.1,p_attention_dropout=0.05,p_decoder_dropout=0.05,dropout_in_fall=False"
 
 reader() {
-    local settings="$little_dropout,hours=2.5,learning_rate_decay=0.56,dropout_in_fall=False,text_cleaners=[english_phones],epochs_per_validation=5,epochs_per_checkpoint=10,keep_checkpoints=20"
+    local settings="$little_dropout,hours=2.5,learning_rate_decay=0.56,text_cleaners=[english_phones],epochs_per_validation=5,epochs_per_checkpoint=10,keep_checkpoints=20"
     train runs/reader "$settings" --preset nvidia
     [ -e runs/reader/kathleen.pt ] ||
         "$PYTHON" scripts/export.py -c runs/reader -o runs/reader/kathleen.pt --half
