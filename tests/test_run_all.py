@@ -25,6 +25,7 @@ from tests.conftest import TINY, WORDS, contents, records, write_tone
 from training.logger import RunLogger
 
 NAMES = "RAND BKT-BR SSB-DBS-BR"
+CALL = run_all.call
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,11 @@ def call_here(program: str, *args: object, must: bool = False) -> int:
                 print(end.code)
             return end.code if isinstance(end.code, int) else bool(end.code)
     return 0
+
+
+def call_train(program: str, *args: object, **options) -> int:
+    """In place of run_all.call: of all programs, only train.py gets a process of its own."""
+    return (CALL if program == "train.py" else call_here)(program, *args, **options)
 
 
 @pytest.fixture
@@ -187,11 +193,6 @@ def test_interrupted_it_ends_its_training_first(here, tones, run, monkeypatch, n
         "time.sleep(0.1)  # it saves\n"
         "pathlib.Path('saved').touch()\n"
     )
-    call = run_all.call
-
-    def call_train(program: str, *args: object, **options) -> int:
-        return (call if program == "train.py" else call_here)(program, *args, **options)
-
     monkeypatch.setattr(run_all, "ROOT", here)
     options = arguments(tones, Path("out"), "--only=SB SSB")
     printed = run(*options, status=128 + number, call=call_train)
@@ -206,11 +207,6 @@ def test_killed_it_cannot_be_called_again_before_its_training_ends(here, tones, 
         "while not pathlib.Path('end').exists():\n"
         "    time.sleep(0.05)\n"
     )
-    call = run_all.call
-
-    def call_train(program: str, *args: object, **options) -> int:
-        return (call if program == "train.py" else call_here)(program, *args, **options)
-
     monkeypatch.setattr(run_all, "ROOT", here)
     options = arguments(tones, Path("out"), "--only=SB SSB")
     killed = multiprocessing.get_context("fork").Process(

@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from conftest import assert_same_run, records
+from conftest import assert_same_run, contents, records
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_post_hook as after_each_step
@@ -189,10 +189,10 @@ def test_a_run_may_become_longer_until_its_learning_rate_falls(
     output = tmp_path / "run"
     with stop_in(3), pytest.raises(KeyboardInterrupt):
         run("run", decay + "epochs=8,checkpoint_minutes=1e-9")
-    before = {path: path.read_bytes() for path in output.rglob("*.*")}
+    before = contents(output)
     with pytest.raises(UserError, match=r"epochs=3: .* have begun to fall by now; use 6 or"):
         run("run", "epochs=3", "--resume")
-    assert {path: path.read_bytes() for path in output.rglob("*.*")} == before
+    assert contents(output) == before
     with stop_in(6), pytest.raises(KeyboardInterrupt):
         run("run", "epochs=6", "--resume")
     for change, value in (("epochs=12", "epochs"), ("hours=1", "hours")):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import TINY, build, save_model
+from conftest import TINY, build, contents, save_model
 from hypothesis import strategies as st
 
 import speech
@@ -202,7 +202,7 @@ def test_what_cannot_be_spoken_and_a_folder_that_has_files_are_refused(stopping,
     assert not out.exists()
     out.mkdir()  # an empty one is not refused
     synthesize.main([*command, "Hm."])
-    before = {path: path.read_bytes() for path in out.iterdir()}
+    before = contents(out)
     with pytest.raises(UserError, match=r"out: already has files; give another -o$"):
         synthesize.main([*command, "Hm."])
-    assert before == {path: path.read_bytes() for path in out.iterdir()}
+    assert contents(out) == before

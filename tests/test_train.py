@@ -49,10 +49,10 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings, run, monke
     for epochs in (1, 2):
         assert run("run", settings + f"epochs={epochs}", *options) == 0
     output, printed = tmp_path / "run", capsys.readouterr().out
-    before = {path: path.read_bytes() for path in output.glob("*.*")}
+    before = contents(output)
     assert run("run", settings + "epochs=2", *options) == 0
     assert capsys.readouterr().out.endswith(".pt: 2 epochs of 2 done\n")
-    assert {path: path.read_bytes() for path in output.glob("*.*")} == before
+    assert contents(output) == before
     assert "note" not in printed and "8 training and 4 validation clips" in printed
     assert "epoch 2: training loss" in printed and "epoch 2: validation loss" in printed
 
