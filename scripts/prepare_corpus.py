@@ -424,7 +424,8 @@ def print_training_command(
         if "symbols" not in changes:
             changes["ignore_layers"] = ()  # the voice has the same symbols
         changes |= {"hours": 3, "learning_rate": 1e-3, "learning_rate_decay": 0.5}
-        changes |= {"batch_size": 8, "precision": "fp32", "keep_checkpoints": 2}  # not the voice's
+        changes |= {"batch_size": 8, "precision": "fp32"}  # not the voice's
+        changes |= {"keep_checkpoints": 2, "checkpoint_minutes": 10}
         when = "an evening"
     else:
         if sampling_rate == HParams.sampling_rate:
