@@ -9,7 +9,7 @@
 #     bash docs/results/experiments.sh warm        # other voices in an evening, from that one and from nothing
 #
 # All train on the voice of corpus, but warm, which also needs the German voice that docs/speech.md prepares. Of
-# one core with AVX-512, same_time takes 7 hours a seed, warm 8 and the others 2 to 4. Of voice and same_time, a
+# one core with AVX-512, same_time takes 7 hours a seed, warm 5 and the others 2 to 4. Of voice and same_time, a
 # second argument names the seeds, so that two calls can use two cores: start the second once the first one
 # trains. Of same_time, a third argument names the arms, from 0 to 3: same_time 0 "0 2" beside same_time 0 "1 3".
 # The runs are in runs/SERIES.
@@ -109,17 +109,17 @@ reader() {
 }
 
 warm() {  # another voice: 24 minutes of German, the first five of them, and five minutes of English
-    local german="data_dir=data/kerstin,validation_files=filelists/kerstin_val.txt,text_cleaners=basic_cleaners,symbols=@filelists/kerstin_symbols.txt,learning_rate=1e-3,learning_rate_decay=0.5,batch_size=8,epochs_per_validation=5"
+    local german="data_dir=data/kerstin,validation_files=filelists/kerstin_val.txt,text_cleaners=basic_cleaners,symbols=@filelists/kerstin_symbols.txt,learning_rate=1e-3,learning_rate_decay=0.5,batch_size=8,precision=fp32,epochs_per_validation=5"
     local list_hours settings folder
     head -n 67 filelists/kerstin_train.txt > filelists/kerstin5_train.txt
     awk -F '|' '!seen[$2]++ && n++ < 103' filelists/kathleen_train.txt > filelists/kathleen5_train.txt
-    for list_hours in kerstin,3 kerstin5,0.5; do
+    for list_hours in kerstin,1.5 kerstin5,0.5; do
         settings="$german,training_files=filelists/${list_hours%,*}_train.txt,hours=${list_hours#*,}"
         folder=runs/warm/${list_hours%,*}
         train ${folder}_voice "$settings" -c voices/kathleen.pt --warm_start
         train ${folder}_nothing "$little_dropout,$settings" --preset nvidia
     done
-    settings="text_cleaners=[english_phones],symbols='',n_symbols=148,data_dir=data/kathleen,training_files=filelists/kathleen5_train.txt,validation_files=filelists/kathleen_val.txt,learning_rate=1e-3,learning_rate_decay=0.5,batch_size=8,epochs_per_validation=5,hours=0.5"
+    settings="text_cleaners=[english_phones],symbols='',n_symbols=148,data_dir=data/kathleen,training_files=filelists/kathleen5_train.txt,validation_files=filelists/kathleen_val.txt,learning_rate=1e-3,learning_rate_decay=0.5,batch_size=8,precision=fp32,epochs_per_validation=5,hours=0.5"
     train runs/warm/kathleen5_kerstin "$settings" -c runs/warm/kerstin_nothing --warm_start
     train runs/warm/kathleen5_nothing "$little_dropout,$settings" --preset nvidia
 }
