@@ -32,6 +32,7 @@ from layers import (
 )
 
 CHECK_EVERY = 16  # steps of inference after which it is asked whether all clips have ended
+LINGER_SECONDS = 0.5  # that attention may stay on the last symbol before speech is ended
 N_READINGS = 8  # of each text in inference: docs/speech.md says what their mean is good for
 
 
@@ -268,10 +269,11 @@ class Decoder(nn.Module):
         """Decodes freely: every step reads the frames that the last one made. They are the mean of
         ``N_READINGS`` decoders' frames, which differ by the prenet's dropout and all read the mean.
 
-        It stops once every clip has ended (:func:`has_ended`), or after ``max_decoder_steps``.
-        Returns what :meth:`forward` does, and whether each clip has ended by each step,
-        (B, n_steps).
+        It stops once every clip has ended (:func:`has_ended`, or :func:`has_lingered`), or after
+        ``max_decoder_steps``. Returns what :meth:`forward` does, and whether each clip has
+        ended by each step, (B, n_steps).
         """
+        last_symbol = (~padding).sum(1) - 1  # (B,)
         memory, padding = (x.repeat_interleave(N_READINGS, 0) for x in (memory, padding))
         texts = EncodedTexts(memory, self.attention_layer.memory_layer(memory), padding)
         state = self.initial_state(memory)
@@ -287,6 +289,7 @@ class Decoder(nn.Module):
             # Only now and then, since asking makes a GPU finish first.
             if n % CHECK_EVERY == 0 or n == hparams.max_decoder_steps:
                 ended = has_ended(torch.stack(gates, 1), hparams)  # (B, n_steps)
+                ended |= has_lingered(torch.stack(weights, 1), last_symbol, hparams)
                 if ended[:, -1].all():
                     break
         n = int((~ended).any(0).sum()) + 1  # up to the step by which the last clip has ended
@@ -472,6 +475,21 @@ def has_ended(gate: Tensor, hparams: Any) -> Tensor:
     """Returns whether each clip has ended by each step: (B, n_steps), as the gate logits."""
     ends = end_probability(gate, hparams.end_steps) > hparams.end_threshold
     return ends.cumsum(1) > 0
+
+
+def has_lingered(weights: Tensor, last_symbol: Tensor, hparams: Any) -> Tensor:
+    """Returns whether attention has stayed on each clip's last symbol for ``LINGER_SECONDS``, by
+    each step: (B, n_steps), of attention weights (B, n_steps, T_in) and symbols' indices (B,).
+
+    A gate that was trained on sentences may know no end of a text as short as "Oh.".
+    """
+    index = last_symbol[:, None, None].expand(-1, weights.size(1), 1)
+    on_last = weights.gather(2, index).squeeze(2) > 0.5  # (B, n_steps)
+    step_seconds = hparams.hop_length * hparams.n_frames_per_step / hparams.sampling_rate
+    n = math.ceil(LINGER_SECONDS / step_seconds)
+    counts = F.pad(on_last.cumsum(1), (n, 0))  # of such steps so far
+    lingered = counts[:, n:] - counts[:, :-n] == n
+    return lingered.cumsum(1) > 0
 
 
 def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:

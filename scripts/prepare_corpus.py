@@ -423,6 +423,7 @@ def print_training_command(
         command += ["-c", voice, "--warm_start"]
         if "symbols" not in changes:
             changes["ignore_layers"] = ()  # the voice has the same symbols
+        changes.setdefault("text_cleaners", HParams.text_cleaners)  # not the voice's
         changes |= {"hours": 3, "learning_rate": 1e-3, "learning_rate_decay": 0.5}
         changes |= {"batch_size": 8, "precision": "fp32"}  # not the voice's
         changes |= {"keep_checkpoints": 2, "checkpoint_minutes": 10}

@@ -190,6 +190,15 @@ def test_a_clip_has_ended_unless_it_goes_on_in_each_of_the_last_steps(n):
     assert model_module.has_ended(doubt, hparams)[0].tolist() == [False] * 1000 + [True] * 1000
 
 
+def test_a_clip_ends_once_attention_has_stayed_on_its_last_symbol():
+    """For half a second without a break, that is 22 steps of two frames."""
+    hparams = HParams(sampling_rate=22_050, hop_length=256, n_frames_per_step=2)
+    weights = torch.full((3, 60, 3), 0.2)
+    weights[0, 10:, 2] = weights[1, 10:30, 1] = weights[1, 31:, 1] = weights[2, :, 1] = 0.6
+    lingered = model_module.has_lingered(weights, torch.tensor([2, 1, 2]), hparams)
+    assert (~lingered).sum(1).tolist() == [10 + 21, 31 + 21, 60]
+
+
 # A changed model
 
 

@@ -187,13 +187,15 @@ def test_settings_follow_from_the_rate_and_no_mel_band_is_empty(rate, capsys):
     for i in range(2):
         write(f"my data, 'all' [of] it/{i}.wav", rate=rate)
         write(f"my data, 'all' [of] it/{i}.txt", f"Text {i}")
-    call(f"\"my data, 'all' [of] it\" --sampling_rate {rate} --name mine")
+    folder = "\"my data, 'all' [of] it\""
+    call(f"{folder} --sampling_rate {rate} --name mine --text_cleaners english_cleaners")
     printed = capsys.readouterr().out
     note = (
         f"note: 0 minutes of speech: training starts from {os.path.relpath(prepare_corpus.VOICE)}"
     )
     assert (note in printed) == (rate == 22050)
     hparams = printed_settings(printed)
+    assert hparams.text_cleaners == ("english_cleaners",)  # the voice's are others
     hop, window, fft = hparams.hop_length, hparams.win_length, hparams.filter_length
     if rate == 22050:  # as HiFi-GAN's
         assert (hop, window, fft) == (256, 1024, 1024)

@@ -79,6 +79,7 @@ def test_cleaners(cleaner, read, unknown):
         ("a live {L IH1 V} zyx 2", "{AH0} {L AY1 V} {L IH1 V} zyx {T UW1}", ["zyx"]),
         ("o'clock, don't", "{AH0 K L AA1 K}, {D OW1 N T}", []),  # in the dictionary
         ("fox's gulch's hydras'", "{F AA1 K S AH0 Z} {G AH1 L CH IH0 Z} {HH AY1 D R AH0 Z}'", []),
+        ("gulches butcheries", "{G AH1 L CH IH0 Z} {B UH1 CH ER0 IY0 Z}", []),
         ("tiptoe's trumpet's", "{T IH1 P T OW2 Z} {T R AH1 M P AH0 T S}", []),
         ("｛hi｝ é [", "{HH AY1} {IY1} ", []),
     ],

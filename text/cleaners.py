@@ -167,9 +167,9 @@ def english_phones_of(word: str) -> Sequence[str]:
     dictionary = _cmudict()
     if word in dictionary:
         return dictionary[word][0]
-    for ending in ("'s", "s"):
-        stem = word.removesuffix(ending)
-        if stem != word and stem in dictionary:
+    for ending, of_stem in (("'s", ""), ("s", ""), ("es", ""), ("ies", "y")):
+        stem = word.removesuffix(ending) + of_stem
+        if word.endswith(ending) and stem in dictionary:
             phones = dictionary[stem][0]
             return [*phones, *_ending(phones[-1])]
     return ()
