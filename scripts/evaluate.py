@@ -13,7 +13,8 @@ failures count clips:
     repeats         attention went back
     breaks          attention was lost
 
-Definitions, sources and how often they are wrong: docs/speech.md.
+Distortion is that of mels as predicted, before their variance is restored. Definitions,
+sources and how often they are wrong: docs/speech.md.
 """
 
 import argparse
