@@ -216,6 +216,9 @@ def read_pairs(corpus: Path, files: list[Path], audio: list[Path], speaker: str)
         else:
             content = " ".join(" ".join(line for _, line in read_lines(corpus / text)).split())
             lines.append(Line(f"{corpus / text}:1", str(corpus / path), content))
+    if problems and not lines:
+        fix = "name the folder that has the list of clips, or write a text file for each"
+        raise UserError(f"{corpus}: no sound file has a text; {fix}")
     return lines, problems, notes
 
 
@@ -450,7 +453,7 @@ def check_arguments(args: argparse.Namespace) -> None:
             fix = "needs --convert_to, a folder for the trimmed clips"
             raise UserError(f"--trim_db {args.trim_db}: {fix}")
     elif folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: already has files; give another --convert_to, or prepare it")
+        raise UserError(f"{folder}: already has files; give another --convert_to")
     elif folder.resolve().is_relative_to(args.corpus.resolve()):
         raise UserError(f"--convert_to {folder}: is in the corpus; use another folder")
     elif filelist.exists():

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import tarfile
 from hashlib import sha256
 from pathlib import Path
@@ -177,6 +178,10 @@ def test_all_problems_of_a_corpus_are_in_one_list_and_nothing_is_written():
     make_pairs(tone(), tone(), tone())
     write("s/x/1.txt", "This | that")
     os.remove("s/x/2.txt")
+    write("alone/1.wav")
+    (no_text,) = refusal("alone --name x")
+    assert no_text.startswith("alone: no sound file has a text; name the folder that has the list")
+    shutil.rmtree("alone")
     bar, missing = refusal("s --name x")
     assert bar.startswith("s/x/1.txt:1: ") and missing.startswith("s/x/2.txt:1: ")
     assert sorted(os.listdir()) == ["c", "s"]

@@ -141,7 +141,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{path}: no such checkpoint; name one that train.py saved") from None
+        raise UserError(f"{path}: no such checkpoint; name one, or the folder of a run") from None
     except (OSError, MemoryError) as error:
         raise UserError(
             f"{path}: cannot be read now ({error or 'out of memory'}); mend that, then run again"
