@@ -123,8 +123,8 @@ def load_hifigan(file: Path, hparams: HParams) -> "HiFiGAN":
     except Exception as error:  # torch raises all kinds of errors on what is no checkpoint
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise UserError(
-            f"{file}: is no HiFi-GAN generator with its config.json beside it ({reason}); name one "
-            "that HiFi-GAN's code saved (g_02500000, say)"
+            f"{file}: is no HiFi-GAN generator V1 or V2 with its config.json beside it ({reason}); "
+            "name one that HiFi-GAN's code saved (g_02500000, say)"
         ) from None
     if differing := other_mels(settings, hparams):
         theirs = format_overrides(differing)
@@ -147,35 +147,25 @@ def fold_weight_norm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class ResidualBlock(nn.Module):
-    """Adds to its input what dilated convolutions make of it: after each of them, or, if they are
-    ``paired``, after each together with one that is not dilated."""
+    """Adds to its input what dilated convolutions make of it, each with one that is not dilated."""
 
-    def __init__(
-        self, n_channels: int, kernel_size: int, dilations: Sequence[int], paired: bool
-    ) -> None:
+    def __init__(self, n_channels: int, kernel_size: int, dilations: Sequence[int]) -> None:
         super().__init__()
 
         def layer(dilation: int) -> nn.Conv1d:
             return nn.Conv1d(n_channels, n_channels, kernel_size, dilation=dilation, padding="same")
 
-        dilated = nn.ModuleList(layer(dilation) for dilation in dilations)
-        if paired:
-            self.convs1, self.convs2 = dilated, nn.ModuleList(layer(1) for _ in dilations)
-        else:
-            self.convs1, self.convs = None, dilated
+        self.convs1 = nn.ModuleList(layer(dilation) for dilation in dilations)
+        self.convs2 = nn.ModuleList(layer(1) for _ in dilations)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, n_channels, T)
-        if self.convs1 is None:
-            for conv in self.convs:
-                x = x + conv(F.leaky_relu(x, 0.1))
-            return x
         for dilated, conv in zip(self.convs1, self.convs2, strict=True):
             x = x + conv(F.leaky_relu(dilated(F.leaky_relu(x, 0.1)), 0.1))
         return x
 
 
 class HiFiGAN(nn.Module):
-    """The generator, for inference. Its layers have the names that checkpoints have.
+    """The generator V1 or V2, for inference. Its layers have the names that checkpoints have.
 
     Args:
         config: the content of its config.json
@@ -196,8 +186,7 @@ class HiFiGAN(nn.Module):
             n_channels //= 2
             blocks = zip(kernel_sizes, config["resblock_dilation_sizes"], strict=True)
             for kernel_size, dilations in blocks:
-                paired = str(config["resblock"]) == "1"  # V1's and V2's; V3's are not
-                self.resblocks.append(ResidualBlock(n_channels, kernel_size, dilations, paired))
+                self.resblocks.append(ResidualBlock(n_channels, kernel_size, dilations))
         self.conv_post = nn.Conv1d(n_channels, 1, 7, padding=3)
 
     def forward(self, mel: Tensor) -> Tensor:
