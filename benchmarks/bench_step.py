@@ -86,7 +86,8 @@ class NvidiaModel(nn.Module):
             sys.modules.update(ours)
         # Theirs needs a GPU.
         theirs.get_mask_from_lengths = lambda n: length_mask(n, int(n.max()))
-        self.model = theirs.Tacotron2(Namespace(**vars(hparams), fp16_run=False))
+        settings = Namespace(**vars(hparams), fp16_run=False, gate_threshold=0.5)
+        self.model = theirs.Tacotron2(settings)
         self.bf16 = hparams.precision == "bf16"
 
     def forward(self, batch: Batch) -> Output:

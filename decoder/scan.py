@@ -34,7 +34,7 @@ from torch.autograd.function import once_differentiable
 
 from decoder import graphs
 from decoder.graphs import STEPS
-from decoder.products import Product, weight_gradient
+from decoder.products import Product, multiply, weight_gradient
 
 # In graphs, clips and characters are rounded up to multiples of these, so that shapes are few.
 B_MULTIPLE, T_IN_MULTIPLE = 8, 32
@@ -167,7 +167,7 @@ class _LSTM(torch.autograd.Function):
     def forward(ctx: Any, x, weight_ih, weight_hh, bias, mask, scale, dtype) -> Tensor:
         (T, B, _), H = x.shape, weight_hh.size(1)
         weight_ih, weight_hh = weight_ih.to(dtype), weight_hh.to(dtype)
-        gates = Product(weight_ih, T * B)(x, bias).to(x.dtype)  # (T, B, 4H), the inputs' part
+        gates = multiply(x, weight_ih, bias).to(x.dtype)  # (T, B, 4H), the inputs' part
         cell, hidden = _states(x, H), _states(x, H)  # (T + 1, B, H)
         loop = graphs.on_device(LSTMForward(weight_hh, B, scale), x.device)
         for t in range(0, T, STEPS):
@@ -189,7 +189,7 @@ class _LSTM(torch.autograd.Function):
             steps, after = slice(t, t + STEPS), slice(t, t + STEPS + 1)
             loop.run(d_gates[steps], d_next, d_cell, cell[after], d_hidden[steps], _steps(mask, t))
         d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(weight_hh.dtype)
-        d_x = Product(weight_ih.t(), T * B)(d_gates).to(x.dtype)  # (T, B, D)
+        d_x = multiply(d_gates, weight_ih.t()).to(x.dtype)  # (T, B, D)
         d_weight_ih = weight_gradient(d_gates, x)  # (4H, D)
         d_weight_hh = weight_gradient(d_gates, hidden[:-1])  # (4H, H)
         return d_x, d_weight_ih, d_weight_hh, d_bias, None, None, None
@@ -264,7 +264,7 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         (T, B, _), (_, T_in, E), H = x.shape, memory.shape, query.size(1)
         weight_ih, recurrent = weight_ih.to(dtype), recurrent.to(dtype)
-        gates = Product(weight_ih, T * B)(x, bias).to(x.dtype)  # (T, B, 4H), the inputs' part
+        gates = multiply(x, weight_ih, bias).to(x.dtype)  # (T, B, 4H), the inputs' part
         cell, features = _states(x, H), _states(x, H + E)  # (T + 1, B, H), (T + 1, B, H + E)
         loop = AttendForward(memory, keys, padding, recurrent, query, location, v, scale)
         margin = loop.margin
@@ -314,7 +314,7 @@ class _Attend(torch.autograd.Function):
                 d_weights[steps], _steps(mask, t),
             )  # fmt: skip
         d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(recurrent.dtype)
-        d_x = Product(weight_ih.t(), T * B)(d_gates).to(x.dtype)  # (T, B, D)
+        d_x = multiply(d_gates, weight_ih.t()).to(x.dtype)  # (T, B, D)
         d_weight_ih = weight_gradient(d_gates, x)  # (4H, D)
         d_recurrent = weight_gradient(d_gates, features[:-1])  # (4H, H + E)
         d_query = weight_gradient(d_projected, hidden)  # (A, H)
@@ -457,7 +457,7 @@ class AttendBackward(Attend):
         d_v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
         d_energies = slopes.mul_(d_scores[..., None])  # (n, B, T_in, A)
         d_keys.add_(d_energies.sum(0))
-        d_location.add_((d_energies.view(-1, A).t() @ windows).view_as(d_location))
+        d_location.add_(weight_gradient(d_energies.view(-1, A), windows).view_as(d_location))
 
     def _energies(self, past: Tensor, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Computes again what attention saw and made of it, of n steps.

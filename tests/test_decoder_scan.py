@@ -1,11 +1,15 @@
 """The fast recurrences equal the step-by-step loop, or say that they cannot."""
 
 import copy
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
 import torch
-from conftest import NO_DROPOUT, TINY, build, noise_batch
+from conftest import NO_DROPOUT, ROOT, TINY, build, noise_batch
 from torch import Tensor
 from torch.autograd import grad, gradcheck
 from torch.testing import assert_close
@@ -155,9 +159,41 @@ def test_bf16_gradients_are_as_close_as_its_8_bits():
 
 
 def test_with_onednn_and_without_the_results_are_the_same(monkeypatch):
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)  # for gradients of weights
-    assert products.has_onednn(F32) == torch.backends.mkldnn.is_available()
+    assert products.uses_onednn(torch.ones(1)) == torch.backends.mkldnn.is_available()
     assert_equal(build(), batch_of(*PADDED, F32), 1e-4)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    assert not products.has_onednn(F32)
+    assert not products.uses_onednn(torch.ones(1))
     assert_equal(build(), batch_of(*PADDED, F32), 1e-4)
+
+
+STEPS_OF_ALL_KINDS = """
+import torch
+from conftest import TINY, build, noise_batch
+from hparams import create_hparams
+from loss_function import Tacotron2Loss
+
+torch.manual_seed(0)
+for n_frames in (1, 2):
+    model = build(precision={precision!r}, n_frames_per_step=n_frames)
+    for lengths in (([17, 9, 5], [23, 41, 1]), ([9], [20])):
+        batch = noise_batch(create_hparams(TINY), *lengths, n_frames)
+        Tacotron2Loss()(model(batch), batch).objective.backward()
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN")
+@pytest.mark.parametrize(("precision", "cpu"), [("fp32", ""), ("fp32", "AVX2"), ("bf16", "")])
+def test_no_product_runs_onednns_reference_implementation(precision, cpu):
+    """That is a thousand times as slow. ``cpu`` is what oneDNN takes this processor for."""
+    if precision == "bf16" and not products.uses_onednn(torch.ones(1).bfloat16()):
+        pytest.skip("this processor has no bfloat16")
+    env = os.environ | {"ONEDNN_VERBOSE": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    env |= {"ONEDNN_MAX_CPU_ISA": cpu} if cpu else {}
+    code = STEPS_OF_ALL_KINDS.format(precision=precision)
+    output = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
+    # onednn_verbose,v1,primitive,exec,cpu,inner_product,brg_matmul:avx512_core,...
+    calls = re.findall(
+        r"exec,cpu,(inner_product|matmul|convolution),([^,]*),(.*)", str(output.stdout, "utf8")
+    )
+    assert len(calls) > 300 and {kind for kind, *_ in calls} >= {"inner_product", "convolution"}
+    assert not [call for call in calls if "ref" in call[1]]
