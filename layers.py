@@ -105,14 +105,14 @@ def repeat_steps(x: Tensor, n_frames_per_step: int) -> Tensor:
 
 
 def draw_mask(p: float, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Draws a dropout mask, which is False (drop) with probability ``p``, exact to 2e-10."""
+    """Draws a dropout mask, which is False (drop) with probability ``p``, exact to 2e-5."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - p).bool()
-    # Each draw gives two 32-bit numbers: ten times as fast as bernoulli_ on most CPUs.
+    # Each draw gives four 16-bit numbers: nine times as fast as bernoulli_ on most CPUs.
     n = math.prod(shape)
-    bits = torch.empty((n + 1) // 2, dtype=torch.int64).random_(-(2**63), None)
-    threshold = min(round(p * 2**32), 2**32 - 1) - 2**31
-    return (bits.view(torch.int32)[:n] >= threshold).view(shape)
+    bits = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    threshold = min(round(p * 2**16), 2**16 - 1) - 2**15
+    return (bits.view(torch.int16)[:n] >= threshold).view(shape)
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
@@ -124,4 +124,4 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
 
 def drop(x: Tensor, mask: Tensor | None, p: float) -> Tensor:
     """Keeps the units that the ``mask`` of :func:`draw_mask` keeps; None: all of them."""
-    return x if mask is None else x * mask * (1 / (1 - p))
+    return x if mask is None else torch.where(mask, x, 0) * (1 / (1 - p))

@@ -39,9 +39,9 @@ from training.arguments import parse_args
 from training.device import (
     choose_device,
     full_precision,
+    keep_memory,
     peak_memory,
     synchronize,
-    use_large_pages,
     why_no_gpu,
 )
 from training.schedule import Clock, Progress, learning_rate, plan_end
@@ -53,7 +53,7 @@ LEARNED = 0.5  # share of attention on the diagonal from which a model can speak
 
 
 def main() -> None:
-    use_large_pages()
+    keep_memory()
     distributed.start()
     args = parse_args()
     folders = args.output_dir, args.log_dir

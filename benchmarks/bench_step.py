@@ -5,6 +5,8 @@
     python benchmarks/bench_step.py --nvidia nvidia --batch_sizes 16 48 --frames 400
     python benchmarks/bench_step.py --nvidia nvidia --epoch     # on LJSpeech's lengths
     python benchmarks/bench_step.py --implementations scan --epoch --batchings all --batches 5
+    python benchmarks/bench_step.py --implementations scan scan+bf16 --profile \\
+        --batch_sizes 16 --frames 400
 
 Implementations: nvidia is the model of NVIDIA's repository, if --nvidia names a clone of it;
 reference (a readable loop like NVIDIA's) and scan are the decoder setting; eager is scan without
@@ -15,12 +17,16 @@ Each has its own process, for its own peak memory. They take turns, step by step
 moment of the machine slows them all. Ratios compare with the first. The model is the paper's, with
 dropout. The clips are noise, B of T frames and a character every four; the times are medians.
 
+With --profile, it says where the time goes (on a CPU): for each product, of (M, K) by (K, N) as
+M x K x N, how near it comes to the fastest of this run. The profiler itself takes 5 to 10 %.
+
 With --epoch, lengths are LJSpeech's, and a step includes clipping and Adam. Every round plans
 another epoch, and the batchings take turns in an order that rotates. Times are means over the
 rounds, and what they save is a mean of differences within a round, with its standard error.
 """
 
 import importlib
+import math
 import multiprocessing
 import os
 import re
@@ -28,9 +34,10 @@ import resource
 import sys
 import time
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -53,15 +60,17 @@ from loss_function import Tacotron2Loss
 from model import Output, Tacotron2
 from training.device import (
     choose_device,
+    device_name,
     is_out_of_memory,
+    keep_memory,
     peak_memory,
     synchronize,
-    use_large_pages,
 )
 
 Shape = tuple[list[int], list[int]]  # characters and frames of each clip of a batch
 N_CLIPS = 10_480  # LJSpeech's training clips in the paper
 ROOT = Path(__file__).resolve().parent.parent
+CPUINFO = Path("/proc/cpuinfo")
 BATCHINGS = list(pd.read_csv(ROOT / "scripts" / "paper_table2.csv").batching)
 SHAPES_HEADER = """
 | batches | | forward s | backward s | both s | times as fast | peak | of the first | reserved |
@@ -69,6 +78,10 @@ SHAPES_HEADER = """
 EPOCH_HEADER = """
 | batching | | minutes an epoch | times as fast | saved % | processor minutes | saved % |
 |---|---|--:|--:|--:|--:|--:|"""
+
+PROFILE_HEADER = """
+| batches | | product, or other operator | calls | ms | % | Gflop/s | % of the fastest |
+|---|---|---|--:|--:|--:|--:|--:|"""
 
 
 class NvidiaModel(nn.Module):
@@ -108,6 +121,15 @@ class StepCost(NamedTuple):
     reserved: float  # what a GPU has reserved at its peak: for CUDA graphs too
 
 
+class OperatorCost(NamedTuple):
+    """What all calls of an operator with some sizes cost in a training step."""
+
+    name: str  # with a product's sizes
+    calls: float
+    seconds: float
+    flop: float  # 0 if it is no product
+
+
 class Trainer:
     """Takes training steps on noise, with clipping and Adam if ``update``."""
 
@@ -120,7 +142,7 @@ class Trainer:
         if implementation.startswith("nvidia"):
             model = NvidiaModel(nvidia, self.hparams)
         else:
-            use_large_pages()
+            keep_memory()
             model = Tacotron2(self.hparams)
         self.model = model.to(self.device).train()
         self.loss_function = Tacotron2Loss()
@@ -142,6 +164,24 @@ class Trainer:
         peak = peak_memory(self.device) - self.memory
         reserved = torch.cuda.max_memory_reserved() / 2**30 if self.device.type == "cuda" else 0
         return StepCost(middle - start, end - middle, end - start, processor, peak, reserved)
+
+    def profile(self, shape: Shape, n_steps: int) -> list[OperatorCost]:
+        """Returns what takes the time of a step, a mean over ``n_steps``."""
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+            start = self._now()
+            for _ in range(n_steps):
+                self.step(shape)
+            seconds = self._now() - start
+        costs = defaultdict(lambda: np.zeros(3))
+        for event in profiler.key_averages(group_by_input_shape=True):
+            is_operator = "::" in event.key  # or a function of autograd, in Python
+            name = event.key.rpartition("::")[2] if is_operator else "Python"
+            sizes, flop = product_sizes(name, event.input_shapes)
+            cost = event.count, event.self_cpu_time_total / 1e6, flop * event.count
+            costs[f"{name} {sizes}".rstrip()] += cost
+        costs["Python"] += 0, seconds - sum(cost[1] for cost in costs.values()), 0
+        return [OperatorCost(name, *(cost / n_steps)) for name, cost in costs.items()]
 
     def _now(self) -> float:
         synchronize(self.device)
@@ -168,6 +208,25 @@ def noise_batch(hparams: HParams, shape: Shape) -> Batch:
     return collate(items, hparams.n_frames_per_step)
 
 
+def product_sizes(name: str, shapes: list[list[int]]) -> tuple[str, int]:
+    """Returns the sizes M x K x N of a PyTorch operator that is a product, and its floating-point
+    operations; ("", 0) if it is none."""
+    match name, *shapes:
+        case "mm" | "bmm", [*batch, M, K], [*_, N], *_:
+            pass
+        case "addmm" | "baddbmm", _, [*batch, M, K], [*_, N], *_:
+            pass
+        case "_linear_pointwise", [*rows, K], [N, _], *_:
+            batch, M = [], math.prod(rows)
+        case "mkldnn_convolution", [B, C, *_, T], [N, _, *_, width], *_:
+            batch, M, K = [], B * T, C * width
+        case "convolution_backward", [B, N, T], [_, C, _], [*_, width], *_:
+            batch, M, K = [2], B * T, C * width  # the gradients of inputs and weights
+        case _:
+            return "", 0
+    return " x ".join(map(str, [*batch, M, K, N])), 2 * math.prod(batch) * M * K * N
+
+
 # Processes
 
 
@@ -180,6 +239,10 @@ def _start(implementation: str, overrides: str, update: bool, nvidia: str) -> No
         limit = int(0.9 * available)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     trainer = Trainer(implementation, overrides, update, nvidia)
+
+
+def _profile(shape: Shape, n_steps: int) -> list[OperatorCost]:
+    return trainer.profile(shape, n_steps)
 
 
 def _step(shape: Shape) -> StepCost:
@@ -214,14 +277,47 @@ def take_step(pool: ProcessPoolExecutor, shape: Shape) -> StepCost | None:
 # Benchmarks
 
 
+def sizes_and_shapes(args: Namespace) -> dict[tuple[int, int], Shape]:
+    """Returns batches of B clips of T frames by (B, T), the smallest first."""
+    sizes = sorted(product(args.batch_sizes, args.frames), key=lambda size: size[0] * size[1])
+    return {(B, T): ([max(T // 4, 1)] * B, [T] * B) for B, T in sizes}
+
+
+def bench_operators(args: Namespace) -> None:
+    """Profiles steps. Operators that take less than 1 % of one are summed up."""
+    shapes = sizes_and_shapes(args)
+    operators = {}
+    with processes(args, next(iter(shapes.values()))) as pools:
+        for (B, T), shape in shapes.items():
+            for name, pool in pools.items():
+                costs = pool.submit(_profile, shape, args.rounds).result()
+                operators[f"{B} x {T} | {name}"] = costs
+    every = [cost for costs in operators.values() for cost in costs]
+    fastest = max(cost.flop / cost.seconds for cost in every if cost.seconds > 0.01)
+    print(PROFILE_HEADER)
+    for label, costs in operators.items():
+        step = sum(cost.seconds for cost in costs)
+        costs.sort(key=lambda cost: -cost.seconds)
+        shown = [cost for cost in costs if cost.seconds > 0.01 * step]
+        for name, is_product in (("other products", True), ("other operators", False)):
+            small = [
+                cost[1:] for cost in costs if (cost.flop > 0) == is_product and cost not in shown
+            ]
+            shown.append(OperatorCost(name, *np.sum([np.zeros(3), *small], axis=0)))
+        for cost in shown:
+            share, speed = cost.seconds / step, cost.flop / (cost.seconds or 1)
+            row = f"{cost.calls:.0f} | {1e3 * cost.seconds:.0f} | {100 * share:.1f} | "
+            row += f"{speed / 1e9:.0f} | {100 * speed / fastest:.0f}" if speed else "|"
+            print(f"| {label} | {cost.name} | {row} |")
+
+
 def bench_shapes(args: Namespace) -> None:
     """Times batches of B clips of T frames. The smallest come first, so that the peak of a
     process's steps so far is that of its last."""
-    sizes = sorted(product(args.batch_sizes, args.frames), key=lambda size: size[0] * size[1])
-    shapes = [([max(T // 4, 1)] * B, [T] * B) for B, T in sizes]
+    shapes = sizes_and_shapes(args)
     print(SHAPES_HEADER)
-    with processes(args, shapes[0]) as pools:
-        for (B, T), shape in zip(sizes, shapes, strict=True):
+    with processes(args, next(iter(shapes.values()))) as pools:
+        for (B, T), shape in shapes.items():
             steps = {name: [] for name in pools}
             for _ in range(args.rounds + 1):  # one warms up
                 for name, pool in pools.items():
@@ -296,6 +392,17 @@ def bench_epoch(args: Namespace) -> None:
         print(f"| {batching} | {name} | {row} |")
 
 
+def processor() -> str:
+    """Returns the name of the GPU; or that of the CPU, with its family and model."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    name = device_name(torch.device("cpu"))
+    with suppress(OSError):
+        found = re.findall(r"^(cpu family|model)\s*: (\d+)$", CPUINFO.read_text(), re.MULTILINE)
+        name += "".join(f", {key} {value}" for key, value in found[:2])
+    return f"{name}, {torch.get_num_threads()} threads"
+
+
 def main() -> None:
     cuda = torch.cuda.is_available()
     names = ["nvidia", "reference", "scan", *["eager"] * cuda]
@@ -312,6 +419,7 @@ def main() -> None:
     add("--rounds", type=positive, default=20 if cuda else 3, help=rounds)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the model")
     add("--epoch", action="store_true", help="time an epoch of LJSpeech")
+    add("--profile", action="store_true", help="say where the time goes, on a CPU")
     compared = ["RAND", "SSB-DBS-BR"]
     batchings = f"of --epoch: all, or some of {', '.join(BATCHINGS)}"
     choices = [*BATCHINGS, "all"]
@@ -326,9 +434,13 @@ def main() -> None:
         if name.startswith("nvidia") and not args.nvidia:
             raise UserError(f"--implementations {name}: name a clone of its code by --nvidia")
         choose_device(settings(name, args.hparams))  # refuses what cannot run here
-    device = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{device}; PyTorch {torch.__version__}")
-    benchmark = bench_epoch if args.epoch else bench_shapes
+    if args.profile and (cuda or args.epoch):
+        raise UserError(
+            "--profile: it is of steps on a CPU; leave out --epoch, or hide the GPU "
+            "with CUDA_VISIBLE_DEVICES=''"
+        )
+    print(f"{processor()}; PyTorch {torch.__version__}")
+    benchmark = bench_operators if args.profile else bench_epoch if args.epoch else bench_shapes
     benchmark(args)
 
 

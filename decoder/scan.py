@@ -457,7 +457,7 @@ class AttendBackward(Attend):
         d_v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
         d_energies = slopes.mul_(d_scores[..., None])  # (n, B, T_in, A)
         d_keys.add_(d_energies.sum(0))
-        d_location.add_(weight_gradient(d_energies.view(-1, A), windows).view_as(d_location))
+        d_location.add_((d_energies.view(-1, A).t() @ windows).view_as(d_location))
 
     def _energies(self, past: Tensor, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Computes again what attention saw and made of it, of n steps.

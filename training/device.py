@@ -1,5 +1,6 @@
 """The GPU or CPU to train on: its name, precision and memory."""
 
+import ctypes
 import os
 import platform
 import resource
@@ -162,14 +163,19 @@ def why_no_gpu() -> str:
     return f"torch {torch.__version__}: {reason}{hidden}"
 
 
-def use_large_pages() -> None:
-    """Uses 2 MB pages for CPU tensors, since getting and clearing 4 KB pages slows every step. Call
-    this before creating any tensor.
+def keep_memory() -> None:
+    """Makes getting a CPU's memory cheap: a step asks for gigabytes, and each new page is cleared
+    first. Call this before creating any tensor.
 
-    Freed memory still goes back to the system. A heap that keeps it (glibc's ``M_MMAP_MAX=0``
-    without trimming) would gain a few percent at most, and grow to gigabytes as block sizes vary.
+    Pages of tensors have 2 MB where Linux allows it. What a step frees stays in the heap for the
+    next one; glibc would return large blocks to the system.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read at the first tensor; Linux only
+    if platform.libc_ver()[0] == "glibc" and not torch.cuda.is_available():
+        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
+        libc.mallopt(M_MMAP_MAX, 0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
