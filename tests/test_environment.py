@@ -98,7 +98,7 @@ def test_requirements_list_what_is_imported_and_nothing_else():
     assert "torch>=2.4" in (ROOT / "requirements.txt").read_text()
     pins = (ROOT / "requirements-dev.txt").read_text().splitlines()
     # The ranges come last, or pip would download the newest PyTorch before the pinned one.
-    assert "torch==2.13.0" in pins and pins[-1] == "-r requirements.txt"
+    assert any(pin.startswith("torch==") for pin in pins) and pins[-1] == "-r requirements.txt"
 
 
 def test_scripts_use_an_environment_that_has_all_and_name_an_interpreter_that_is_none(tmp_path):
