@@ -3,10 +3,10 @@
 NVIDIA's published weights load with ``load_state_dict(..., strict=True)``. Decoder state is an
 argument and result of each step, never kept on a module.
 
-Inference calls all modules. Training passes the weights of the recurrent ones (``Encoder.lstm``,
-which stays itself on a GPU, and what ``Decoder.step`` calls) to decoder/, which computes the same
-faster. If you change one of them, :func:`decoder.check_fast_path` notices, and training calls it as
-well (as with ``decoder=reference``).
+Inference calls all modules. Training passes the weights of those that ``Decoder.step`` calls to
+decoder/, which computes the same faster. If you change one of them,
+:func:`decoder.check_fast_path` notices, and training calls it as well (as with
+``decoder=reference``).
 """
 
 import math
@@ -116,7 +116,6 @@ class Encoder(nn.Module):
             for in_dim, out_dim in pairwise(dims)
         )
         self.lstm = nn.LSTM(dims[-1], dims[-1] // 2, batch_first=True, bidirectional=True)
-        self.implementation = hparams.decoder
 
     def forward(
         self, embedded: Tensor, lengths: Tensor, dtype: torch.dtype | None = None
@@ -136,8 +135,6 @@ class Encoder(nn.Module):
             for convolution in self.convolutions:
                 x = dropout(F.relu(convolution(x)), self.p_dropout, self.training)
         x = x.transpose(1, 2).to(embedded.dtype)  # (B, T_in, D_encoder)
-        if self.training and self.implementation != "reference" and not x.is_cuda:
-            return scan.bidirectional_lstm(x, lengths, self.lstm)  # on a GPU, cuDNN's is fast
         packed = pack_padded_sequence(x, lengths, batch_first=True)
         packed, _ = self.lstm(packed)
         memory, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.size(1))

@@ -164,13 +164,13 @@ class Run:
         batch = data_utils.short_batch(self.data.train_set, self.device)
         with full_precision():
             with memory.explained("checking the decoder: out of memory", others_passed=True):
-                notes = check_fast_path(self.model, batch)
-            if notes and self.hparams.decoder == "scan":
-                raise UserError(f"setting decoder=scan: {notes[0]}; use decoder=auto")
+                note = check_fast_path(self.model, batch)
+            if note and self.hparams.decoder == "scan":
+                raise UserError(f"setting decoder=scan: {note}; use decoder=auto")
             self.replica = distributed.replicated(
                 self.model, lambda model: self.loss_function(model(batch), batch).objective
             )
-        for note in notes:
+        if note:
             print(f"note: {note}; training uses the modules, which is slower")
 
     def open_logger(self, log_dir: Path) -> None:

@@ -18,7 +18,7 @@ gradient from one product over all frames at the end.
 
 Products with LSTM weights, and their gradients, use ``dtype``; everything else keeps its input's.
 
-Shapes: T steps (decoder frames or encoder characters), n of them in a call of ``run``, B clips,
+Shapes: T steps, n of them in a call of ``run``, B clips,
 T_in characters, H LSTM units, E encoder features, A attention features, W characters in a location
 filter.
 """
@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from decoder import graphs
@@ -61,35 +61,6 @@ def lstm(
         (T, B, H)
     """
     return _LSTM.apply(x, weight_ih, weight_hh, bias, mask, scale, dtype or x.dtype)
-
-
-def bidirectional_lstm(x: Tensor, lengths: Tensor, module: nn.LSTM) -> Tensor:
-    """Runs a bidirectional LSTM of one layer over texts, without packing them: the second direction
-    reads each text reversed within its length.
-
-    Args:
-        x: (B, T_in, D), on the CPU
-        lengths: (B,)
-        module: whose weights are used
-
-    Returns:
-        (B, T_in, 2H), zeros beyond each text's end
-    """
-    x = x.transpose(0, 1)  # (T_in, B, D)
-    n = torch.arange(len(x))[:, None]  # (T_in, 1)
-    reversed_n = torch.where(n < lengths, lengths - 1 - n, n)[..., None]  # (T_in, B, 1)
-
-    def reverse(x: Tensor) -> Tensor:
-        return x.gather(0, reversed_n.expand_as(x))
-
-    def direction(x: Tensor, suffix: str) -> Tensor:
-        weight = module.get_parameter
-        bias = weight(f"bias_ih_l0{suffix}") + weight(f"bias_hh_l0{suffix}")
-        return lstm(x, weight(f"weight_ih_l0{suffix}"), weight(f"weight_hh_l0{suffix}"), bias)
-
-    forward, backward = direction(x, ""), reverse(direction(reverse(x), "_reverse"))
-    hidden = torch.cat((forward, backward), 2).masked_fill((n >= lengths)[..., None], 0)
-    return hidden.transpose(0, 1)
 
 
 def decode(

@@ -108,7 +108,7 @@ def test_a_run_goes_on_without_graphs_when_memory_runs_out(
     owner = {"forward": train.Tacotron2, "validate": train}[where]
     settings += "epochs=1,check_memory=False,p_prenet_dropout=0,"
     run("whole", settings)
-    monkeypatch.setattr(train, "check_fast_path", lambda *_: [])
+    monkeypatch.setattr(train, "check_fast_path", lambda *_: None)
     capsys.readouterr()
     works = getattr(owner, where)
     failures = [RuntimeError(message)]
@@ -184,7 +184,7 @@ def test_an_error_that_may_be_memory_is_so_once_batches_have_passed(
             with pytest.raises(UserError, match=f"^epoch 1, {error} .*; free memory on"):
                 run(where, settings)
     monkeypatch.setattr(train.Tacotron2Loss, "forward", failing)
-    monkeypatch.setattr(train, "check_fast_path", lambda *_: [])
+    monkeypatch.setattr(train, "check_fast_path", lambda *_: None)
     for check_memory in (True, False):
         with pytest.raises(RuntimeError, match=re.escape(message)):
             run("run", f"{settings}check_memory={check_memory}")

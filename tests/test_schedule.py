@@ -229,7 +229,7 @@ def test_dropout_can_end_where_the_learning_rate_begins_to_fall(settings, run, m
         if len(rates) == 8:  # in the third epoch
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(train, "check_fast_path", lambda *_: [])  # which draws masks too
+    monkeypatch.setattr(train, "check_fast_path", lambda *_: None)  # which draws masks too
     for module in (layers, model):
         monkeypatch.setattr(module, "draw_mask", recorded)
     settings += (
