@@ -3,15 +3,16 @@
 #
 #     bash docs/results/experiments.sh corpus DIR  # prepares the human voice: DIR has it as published
 #     bash docs/results/experiments.sh predicted   # what an epoch of same_time takes
+#     bash docs/results/experiments.sh rates       # which learning rate suits which batching
 #     bash docs/results/experiments.sh same_time   # which batching gives the better voice in the same time
 #     bash docs/results/experiments.sh voice       # the paper's ten experiments
 #     bash docs/results/experiments.sh reader      # voices/kathleen.pt
 #     bash docs/results/experiments.sh warm        # other voices in an evening, from that one and from nothing
 #
 # All train on the voice of corpus, but warm, which also needs the German voice that docs/speech.md prepares. Of
-# one core with AVX-512, same_time takes 7 hours a seed, warm 5 and the others 2 to 4. Of voice and same_time, a
-# second argument names the seeds, so that two calls can use two cores: start the second once the first one
-# trains. Of same_time, a third argument names the arms, from 0 to 3: same_time 0 "0 2" beside same_time 0 "1 3".
+# one core with AVX-512, same_time takes 7 hours a seed, rates 3, warm 5 and the others 2 to 4. Of rates, same_time
+# and voice, a second argument names the seeds, so that two calls can use two cores: start the second once the first
+# one trains. Of same_time, a third names the arms, from 0 to 3: same_time 0 "0 2" beside same_time 0 "1 3".
 # The runs are in runs/SERIES.
 set -euo pipefail
 here=$PWD  # where DIR starts
@@ -67,6 +68,19 @@ voice() {  # 4 epochs of RAND; then of each experiment 6, and 6 with a lower lea
 }
 
 fair="$reader,guided_attention_weight=1,n_frames_per_step=2,learning_rate=2e-3"
+
+rates() {  # SEEDS: equal epochs from nothing, each rate falling to 0 over the second half
+    local rate experiment
+    for seed in ${seeds:-0 1000 2000}; do
+        for rate in 1e-3 2e-3 5e-4 4e-3; do
+            for experiment in RAND SSB-BR SSB-DBS-BR; do
+                bash scripts/run_all.sh --preset nvidia --output runs/rates/$rate --only $experiment \
+                    --epochs 12 --seeds "$seed" --hparams \
+                    "$fair,learning_rate=$rate,learning_rate_decay=0.5,epochs_per_checkpoint=1"
+            done
+        done
+    done
+}
 
 predicted() {  # same_time's epochs, on an idle core: three rounds, in an order that rotates
     for round in 0 1 2; do

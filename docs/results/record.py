@@ -20,6 +20,7 @@ import pandas as pd
 
 SETTINGS = ["batch_size", "learning_rate", "lrf"]
 LOSSES = ["loss", "masked_loss", "diagonality"]
+OF_STEPS = ["training_loss", "grad_norm", "clipped"]  # means over an epoch's
 MEANS = ["minutes", "processor_minutes", "n_batches", "total_length", "zpr", "abl"]
 
 
@@ -34,16 +35,18 @@ def record(folder: Path, every_epoch: bool) -> pd.DataFrame:
     epochs = events[events.event == "epoch"].set_index("epoch")
     labels = label(folder) | {**settings[SETTINGS], "seed": settings.seed}
     if every_epoch:
-        last_rates = events[events.event == "step"].groupby("epoch").learning_rate.last()
-        labels["learning_rate"] = last_rates  # at the end of the epoch
+        steps = events[events.event == "step"].groupby("epoch")
+        labels["learning_rate"] = steps.learning_rate.last()  # at the end of the epoch
+        epochs["grad_norm"] = steps.grad_norm.mean()  # before clipping
+        epochs["clipped"] = steps.grad_norm.agg(lambda x: (x > settings.grad_clip_thresh).mean())
         labels["device"] = events.device.dropna().iloc[0]
-        columns = epochs.reindex(columns=["step", "training_loss", *MEANS])
+        columns = epochs.reindex(columns=["step", *OF_STEPS, *MEANS])
         rows = columns.join(rows.reindex(columns=LOSSES))
     else:
         last = pd.Series(rows.index, rows.index).reindex(epochs.index).bfill()  # validation
         rows[MEANS] = epochs.reindex(columns=MEANS).groupby(last).mean()
     rows = rows.assign(**labels, epoch=rows.index + 1)
-    columns = ["training_loss"] if every_epoch else []
+    columns = OF_STEPS if every_epoch else []
     return rows.reindex(columns=[*labels, "epoch", "step", *columns, *LOSSES, *MEANS])
 
 
