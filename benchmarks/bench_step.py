@@ -17,8 +17,9 @@ Each has its own process, for its own peak memory. They take turns, step by step
 moment of the machine slows them all. Ratios compare with the first. The model is the paper's, with
 dropout. The clips are noise, B of T frames and a character every four; the times are medians.
 
-With --profile, it says where the time goes (on a CPU): for each product, of (M, K) by (K, N) as
-M x K x N, how near it comes to the fastest of this run. The profiler itself takes 5 to 10 %.
+With --profile, it says where the time goes, on a CPU: for each product, M x K x N for (M, K) by
+(K, N), how near its speed comes to the fastest of that implementation. The profiler itself takes
+time too.
 
 With --epoch, lengths are LJSpeech's, and a step includes clipping and Adam. Every round plans
 another epoch, and the batchings take turns in an order that rotates. Times are means over the
@@ -292,13 +293,12 @@ def bench_operators(args: Namespace) -> None:
             for name, pool in pools.items():
                 costs = pool.submit(_profile, shape, args.rounds).result()
                 operators[f"{B} x {T} | {name}"] = costs
-    every = [cost for costs in operators.values() for cost in costs]
-    fastest = max(cost.flop / cost.seconds for cost in every if cost.seconds > 0.01)
     print(PROFILE_HEADER)
     for label, costs in operators.items():
         step = sum(cost.seconds for cost in costs)
         costs.sort(key=lambda cost: -cost.seconds)
         shown = [cost for cost in costs if cost.seconds > 0.01 * step]
+        fastest = max(cost.flop / cost.seconds for cost in shown)
         for name, is_product in (("other products", True), ("other operators", False)):
             small = [
                 cost[1:] for cost in costs if (cost.flop > 0) == is_product and cost not in shown
