@@ -22,7 +22,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Product:
-    """Multiplies about as many ``rows`` in each of many calls by one weight (N, K), in its dtype.
+    """Multiplies by one weight (N, K) many times, in its dtype, with about ``rows`` rows each time.
 
     oneDNN packs the weight once for all calls, which makes products of few rows two to three times
     as fast. On a GPU the weight is not copied: its values may change between calls.
@@ -51,7 +51,7 @@ def weight_gradient(d_output: Tensor, x: Tensor) -> Tensor:
     product, d_output (..., N). The result has the dtype of x, the product that of d_output."""
     d_output, rows = d_output.flatten(0, -2), x.flatten(0, -2).to(d_output.dtype)
     if uses_onednn(d_output):
-        # It copies the first of these, which is the smaller one.
+        # It copies what comes first, here the smaller one.
         return multiply(rows.t(), d_output.t()).t().to(x.dtype)
     return (d_output.t() @ rows).to(x.dtype)
 

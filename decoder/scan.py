@@ -18,9 +18,8 @@ gradient from one product over all frames at the end.
 
 Products with LSTM weights, and their gradients, use ``dtype``; everything else keeps its input's.
 
-Shapes: T steps, n of them in a call of ``run``, B clips,
-T_in characters, H LSTM units, E encoder features, A attention features, W characters in a location
-filter.
+Shapes: T steps, n of them in a call of ``run``, B clips, T_in characters, H LSTM units, E encoder
+features, A attention features, W characters in a location filter.
 """
 
 from collections.abc import Sequence
