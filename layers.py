@@ -108,7 +108,7 @@ def draw_mask(p: float, shape: Sequence[int], device: torch.device) -> Tensor:
     """Draws a dropout mask, which is False (drop) with probability ``p``, exact to 2e-5."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - p).bool()
-    # Each draw gives four 16-bit numbers: nine times as fast as bernoulli_ on most CPUs.
+    # Each draw gives four 16-bit numbers: several times as fast as bernoulli_.
     n = math.prod(shape)
     bits = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     threshold = min(round(p * 2**16), 2**16 - 1) - 2**15

@@ -18,8 +18,9 @@ moment of the machine slows them all. Ratios compare with the first. The model i
 dropout. The clips are noise, B of T frames and a character every four; the times are medians.
 
 With --profile, it says where the time goes, on a CPU: for each product, M x K x N for (M, K) by
-(K, N), how near its speed comes to the fastest of that implementation. The profiler itself takes
-time too.
+(K, N), how near its speed comes to the fastest of that implementation. A number before that counts
+products: a batch's, or two in the backward of a convolution or an LSTM. "Python" is all time
+outside of operators. The profiler itself takes time too.
 
 With --epoch, lengths are LJSpeech's, and a step includes clipping and Adam. Every round plans
 another epoch, and the batchings take turns in an order that rotates. Times are means over the
@@ -71,7 +72,6 @@ from training.device import (
 Shape = tuple[list[int], list[int]]  # characters and frames of each clip of a batch
 N_CLIPS = 10_480  # LJSpeech's training clips in the paper
 ROOT = Path(__file__).resolve().parent.parent
-CPUINFO = Path("/proc/cpuinfo")
 BATCHINGS = list(pd.read_csv(ROOT / "scripts" / "paper_table2.csv").batching)
 SHAPES_HEADER = """
 | batches | | forward s | backward s | both s | times as fast | peak | of the first | reserved |
@@ -223,6 +223,8 @@ def product_sizes(name: str, shapes: list[list[int]]) -> tuple[str, int]:
             batch, M, K = [], B * T, C * width
         case "convolution_backward", [B, N, T], [_, C, _], [*_, width], *_:
             batch, M, K = [2], B * T, C * width  # the gradients of inputs and weights
+        case "mkldnn_rnn_layer" | "mkldnn_rnn_layer_backward", [T, B, D], [N, _], [_, H], *_:
+            batch, M, K = [2] if name.endswith("backward") else [], T * B, D + H
         case _:
             return "", 0
     return " x ".join(map(str, [*batch, M, K, N])), 2 * math.prod(batch) * M * K * N
@@ -242,13 +244,9 @@ def _start(implementation: str, overrides: str, update: bool, nvidia: str) -> No
     trainer = Trainer(implementation, overrides, update, nvidia)
 
 
-def _profile(shape: Shape, n_steps: int) -> list[OperatorCost]:
-    return trainer.profile(shape, n_steps)
-
-
-def _step(shape: Shape) -> StepCost:
+def _step(shape: Shape, n_profiled: int) -> StepCost | list[OperatorCost]:
     try:
-        return trainer.step(shape)
+        return trainer.profile(shape, n_profiled) if n_profiled else trainer.step(shape)
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             os._exit(1)  # frees the memory for the others, as if Linux had killed this process
@@ -267,10 +265,12 @@ def processes(args: Namespace, first: Shape) -> Iterator[dict[str, ProcessPoolEx
         yield pools
 
 
-def take_step(pool: ProcessPoolExecutor, shape: Shape) -> StepCost | None:
-    """Takes a step. Returns None from the first on that does not fit the memory."""
+def take_step(
+    pool: ProcessPoolExecutor, shape: Shape, n_profiled: int = 0
+) -> StepCost | list[OperatorCost] | None:
+    """Takes a step, or profiles some. Returns None from the first that does not fit the memory."""
     try:
-        return pool.submit(_step, shape).result()
+        return pool.submit(_step, shape, n_profiled).result()
     except BrokenProcessPool:
         return None
 
@@ -285,30 +285,35 @@ def sizes_and_shapes(args: Namespace) -> dict[tuple[int, int], Shape]:
 
 
 def bench_operators(args: Namespace) -> None:
-    """Profiles steps. Operators that take less than 1 % of one are summed up."""
+    """Profiles steps."""
     shapes = sizes_and_shapes(args)
-    operators = {}
+    print(PROFILE_HEADER)
     with processes(args, next(iter(shapes.values()))) as pools:
         for (B, T), shape in shapes.items():
             for name, pool in pools.items():
-                costs = pool.submit(_profile, shape, args.rounds).result()
-                operators[f"{B} x {T} | {name}"] = costs
-    print(PROFILE_HEADER)
-    for label, costs in operators.items():
-        step = sum(cost.seconds for cost in costs)
-        costs.sort(key=lambda cost: -cost.seconds)
-        shown = [cost for cost in costs if cost.seconds > 0.01 * step]
-        fastest = max(cost.flop / cost.seconds for cost in shown)
-        for name, is_product in (("other products", True), ("other operators", False)):
-            small = [
-                cost[1:] for cost in costs if (cost.flop > 0) == is_product and cost not in shown
-            ]
-            shown.append(OperatorCost(name, *np.sum([np.zeros(3), *small], axis=0)))
-        for cost in shown:
-            share, speed = cost.seconds / step, cost.flop / (cost.seconds or 1)
-            row = f"{cost.calls:.0f} | {1e3 * cost.seconds:.0f} | {100 * share:.1f} | "
-            row += f"{speed / 1e9:.0f} | {100 * speed / fastest:.0f}" if speed else "|"
-            print(f"| {label} | {cost.name} | {row} |")
+                label = f"| {B} x {T} | {name} |"
+                costs = take_step(pool, shape, args.rounds)
+                if costs is None:
+                    print(f"{label} out of memory |")
+                else:
+                    print_operators(label, costs)
+
+
+def print_operators(label: str, costs: list[OperatorCost]) -> None:
+    """Prints a row for each operator, and a sum of those that take less than 1 % of the time."""
+    step = sum(cost.seconds for cost in costs)
+    fastest = max(cost.flop / cost.seconds for cost in costs if cost.flop)
+    costs.sort(key=lambda cost: -cost.seconds)
+    shown = [cost for cost in costs if cost.seconds > 0.01 * step]
+    rest = [cost for cost in costs if cost not in shown]
+    for name, is_product in (("other products", True), ("other operators", False)):
+        small = [cost[1:] for cost in rest if (cost.flop > 0) == is_product]
+        shown.append(OperatorCost(name, *np.sum([np.zeros(3), *small], axis=0)))
+    for cost in shown:
+        share, speed = cost.seconds / step, cost.flop / (cost.seconds or 1)
+        row = f"{cost.calls:.0f} | {1e3 * cost.seconds:.0f} | {100 * share:.1f} | "
+        row += f"{speed / 1e9:.0f} | {100 * speed / fastest:.0f}" if speed else "|"
+        print(f"{label} {cost.name} | {row} |", flush=True)
 
 
 def bench_shapes(args: Namespace) -> None:
@@ -398,7 +403,8 @@ def processor() -> str:
         return torch.cuda.get_device_name()
     name = device_name(torch.device("cpu"))
     with suppress(OSError):
-        found = re.findall(r"^(cpu family|model)\s*: (\d+)$", CPUINFO.read_text(), re.MULTILINE)
+        info = Path("/proc/cpuinfo").read_text()
+        found = re.findall(r"^(cpu family|model)\s*: (\d+)$", info, re.MULTILINE)
         name += "".join(f", {key} {value}" for key, value in found[:2])
     return f"{name}, {torch.get_num_threads()} threads"
 

@@ -1,5 +1,5 @@
-"""Matrix products as fast as a CPU can: by oneDNN, whose kernels use all of a processor's vector
-instructions. MKL, PyTorch's default, uses AVX2 at most on AMD's processors.
+"""Matrix products as fast as a CPU makes them: by oneDNN, whose kernels use all of a processor's
+vector instructions. MKL, PyTorch's default, uses AVX2 at most on AMD's processors.
 
 PyTorch has oneDNN's operators for its compiler, so they are not public. Without them, or with
 ``torch.backends.mkldnn`` off, and on a GPU, these are plain products.
@@ -16,8 +16,8 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     bias = bias if bias is None else bias.to(x.dtype)
     if not uses_onednn(weight):
         return F.linear(x, weight, bias)
-    # Of a weight whose transpose is contiguous, oneDNN has its fastest kernel. Of one that is not
-    # dense it has none: its reference implementation is a thousand times as slow. It copies x.
+    # For a weight whose transpose is contiguous, oneDNN has its fastest kernel; for one that is not
+    # dense, only its reference implementation, a thousand times as slow. PyTorch copies such an x.
     return _onednn(x, weight.t().contiguous().t(), bias)
 
 
@@ -51,7 +51,7 @@ def weight_gradient(d_output: Tensor, x: Tensor) -> Tensor:
     product, d_output (..., N). The result has the dtype of x, the product that of d_output."""
     d_output, rows = d_output.flatten(0, -2), x.flatten(0, -2).to(d_output.dtype)
     if uses_onednn(d_output):
-        # It copies what comes first, here the smaller one.
+        # PyTorch copies what comes first, mostly the smaller one.
         return multiply(rows.t(), d_output.t()).t().to(x.dtype)
     return (d_output.t() @ rows).to(x.dtype)
 

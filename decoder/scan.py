@@ -560,5 +560,4 @@ def _tanh_(x: Tensor) -> Tensor:
 def _may_run_again() -> bool:
     """Returns whether backward may run again (``retain_graph``) and must keep saved tensors, which
     PyTorch 2.4 does not say."""
-    keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-    return keeps()
+    return getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)()

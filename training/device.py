@@ -164,18 +164,18 @@ def why_no_gpu() -> str:
 
 
 def keep_memory() -> None:
-    """Makes getting a CPU's memory cheap: a step asks for gigabytes, and each new page is cleared
-    first. Call this before creating any tensor.
+    """Makes it cheap to get memory on a CPU: a step asks for gigabytes, and each new page is
+    cleared first. Call this before creating any tensor.
 
-    Pages of tensors have 2 MB where Linux allows it. What a step frees stays in the heap for the
-    next one; glibc would return large blocks to the system.
+    Pages of tensors have 2 MB where Linux allows it. With glibc, and without a GPU, what a step
+    frees stays in the heap for the next one; by default large blocks go back to the system.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read at the first tensor; Linux only
     if platform.libc_ver()[0] == "glibc" and not torch.cuda.is_available():
         M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
-        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_MMAP_MAX, 0)  # no block has a mapping of its own
 
 
 def is_out_of_memory(error: BaseException) -> bool:
