@@ -1,11 +1,14 @@
-"""From clips to batches: the dataset, the training sampler, and the validation batches.
+"""From filelists to batches on the device: clips, mels, batches of indices, padded batches.
 
-filelists --corpus.sets.load_data--> clips --open_mels--> mels --MelDataset, load_ahead--> Batch
+filelists --load_data--> clips --open_mels--> mels --MelDataset, load_ahead--> Batch
 """
 
+import hashlib
+import math
+import os
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -20,16 +23,40 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from batching import STRATEGIES, EpochBatchSampler, plan_batches
-from cli import UserError
-from corpus.clips import Clip, padded_frames, texts_to_speak
-from corpus.mels import Mels, open_mels
-from corpus.sets import batch_capacity
-from hparams import HParams
+from cli import UserError, make_folder, replacing
+from corpus.audio import MelSpectrogram
+from corpus.clips import (
+    Clip,
+    Problem,
+    check_samples,
+    in_threads,
+    padded_frames,
+    read_clips,
+    read_lines,
+    read_samples,
+    refuse,
+    report_unknown_characters,
+    split_names,
+    texts_to_speak,
+)
+from hparams import AUDIO, HParams
 from layers import length_mask
+from text import text_to_sequence, training_cleaners
 
+MAX_SKIPPED = 0.01  # share of a set's clips that on_bad_clip=skip leaves out
+MEL_VERSION = 1  # raise it when MelSpectrogram changes its values: old files are then ignored
+NPY_HEADER = 128  # bytes that np.save writes before the numbers
 VALIDATION_SEED = 1234  # the same validation batches for every strategy
 
+Mels = Callable[[Clip], np.ndarray]  # a clip's log-mel, (T_out, n_mels) float32
 Fingerprint = list[list[tuple[int, int]]]  # see data_fingerprint()
+
+
+class Clips(NamedTuple):
+    """The two sets of a run."""
+
+    train: list[Clip]
+    val: list[Clip]
 
 
 class Data(NamedTuple):
@@ -43,13 +70,7 @@ class Data(NamedTuple):
     fingerprint: Fingerprint
 
 
-def open_data(
-    train_clips: list[Clip],
-    val_clips: list[Clip],
-    hparams: HParams,
-    rank: int = 0,
-    world_size: int = 1,
-) -> Data:
+def open_data(clips: Clips, hparams: HParams, rank: int = 0, world_size: int = 1) -> Data:
     """Returns the data of a run, after filling the mel cache, if it is used.
 
     Args:
@@ -59,49 +80,201 @@ def open_data(
         UserError: a setting does not go with the clips, or their mels cannot be computed.
     """
     texts = texts_to_speak(hparams)
-    sampler = training_sampler(train_clips, hparams, rank, world_size)
-    mels = open_mels([*train_clips, *val_clips], hparams)
+    sampler = training_sampler(clips.train, hparams, rank, world_size)
+    mels = open_mels([*clips.train, *clips.val], hparams)
     return Data(
-        MelDataset(train_clips, mels, hparams.n_frames_per_step),
-        MelDataset(val_clips, mels, hparams.n_frames_per_step),
+        MelDataset(clips.train, mels, hparams.n_frames_per_step),
+        MelDataset(clips.val, mels, hparams.n_frames_per_step),
         sampler,
-        validation_batches(val_clips, hparams),
+        validation_batches(clips.val, hparams),
         texts,
-        data_fingerprint(train_clips, val_clips),
+        data_fingerprint(clips),
     )
 
 
-def data_fingerprint(*sets: Sequence[Clip]) -> Fingerprint:
+def data_fingerprint(clips: Clips) -> Fingerprint:
     """Returns the frames of each clip and a checksum of its text, in order, but not where its
     file is."""
-    return [[(c.n_frames, zlib.crc32(repr(c.ids).encode())) for c in clips] for clips in sets]
+    return [[(c.n_frames, zlib.crc32(repr(c.ids).encode())) for c in part] for part in clips]
 
 
-def refuse_other_data(saved: Fingerprint, sets: Sequence[Sequence[Clip]], path: Path) -> None:
-    """Raises :class:`UserError` unless the clips of ``sets`` are those that the checkpoint ``path``
-    was trained on, whose fingerprint is ``saved``."""
-    current = data_fingerprint(*sets)
-    if saved == current:
-        return
-    difference, fix = "than the filelists now list", "the filelists"
-    if list(map(len, saved)) == list(map(len, current)):
-        difference, fix = f"than now: {_changed_clips(saved, current, sets)}", "what it was"
-    raise UserError(
-        f"{path}: was trained on clips of other texts, lengths or order {difference}; restore "
-        f"{fix}, or start another run by -c with another -o"
-    )
+def check_same_data(clips: Clips, saved: Fingerprint, path: Path) -> None:
+    """Raises :class:`UserError` unless ``clips`` are those that the checkpoint ``path`` was trained
+    on, whose fingerprint is ``saved``."""
+    if data_fingerprint(clips) != saved:
+        raise UserError(
+            f"{path}: was trained on clips of other texts, lengths or order than the filelists now "
+            "list; restore them, or start another run by -c and another -o"
+        )
 
 
-def _changed_clips(saved: Fingerprint, current: Fingerprint, sets: Sequence[Sequence[Clip]]) -> str:
-    """Says what has changed about the first clip that differs, and how many more do."""
-    rows = zip(chain(*sets), chain(*saved), chain(*current), strict=True)
-    changed = [row for row in rows if row[1] != row[2]]
-    clip, (frames_then, _), (frames_now, _) = changed[0]
-    change = "another text"
-    if frames_now != frames_then:
-        change = f"{frames_now} frames, and had {frames_then}"
-    more = f" (and {len(changed) - 1:,} more differ)" if len(changed) > 1 else ""
-    return f"{clip.location}: {clip.path} has {change}{more}"
+# Clips
+
+
+def load_data(hparams: HParams) -> Clips:
+    """Returns the training and the validation clips, checked: lists, texts, headers, and the
+    samples of clips whose mels are not cached.
+
+    Raises:
+        UserError: a setting is wrong, or a list cannot be read; or all problems of clips, one per
+            line. With ``on_bad_clip=skip`` bad clips are printed and left out, unless they are more
+            than 1 % of a set.
+    """
+    check_lists(hparams)
+    locations = {}
+    # Validation first, so that a clip in both sets is a problem of the training set.
+    val, val_problems = read_clips(hparams.validation_files, hparams, locations)
+    train, train_problems = read_clips(hparams.training_files, hparams, locations)
+    problems = train_problems + val_problems
+    if not (train or val) and all(problem.kind == "missing" for problem in problems):
+        lists = f"{hparams.validation_files} and {hparams.training_files}"
+        problem = f"has none of the clips, such as {problems[0].message.partition(': ')[0]}"
+        fix = f"use the folder from which the paths in {lists} start"
+        raise UserError(f"setting data_dir={hparams.data_dir}: {problem}; {fix}")
+    report_unknown_characters(((clip.location, clip.text) for clip in train + val), hparams)
+
+    cache = MelCache(hparams)
+    unchecked = cache.missing if hparams.cache_mels else list
+    train_problems += find_too_long(train, hparams) + check_samples(unchecked(train), hparams)
+    val_problems += check_samples(unchecked(val), hparams)
+    if hparams.on_bad_clip == "error":
+        refuse(train_problems + val_problems)
+    train = leave_out(train, train_problems, hparams.training_files)
+    val = leave_out(val, val_problems, hparams.validation_files)
+    trained_on = {tuple(clip.ids) for clip in train}
+    if n_shared := sum(tuple(clip.ids) in trained_on for clip in val):
+        print(
+            f"note: {n_shared:,} of the {len(val):,} validation clips have texts that are trained "
+            "on, so losses say less of other texts; scripts/prepare_corpus.py keeps them apart"
+        )
+    cleaners = training_cleaners(hparams.text_cleaners)
+    ids = [text_to_sequence(clip.text, cleaners, hparams.symbols) for clip in train]
+    return Clips([clip._replace(ids=i) for clip, i in zip(train, ids, strict=True)], val)
+
+
+def check_lists(hparams: HParams) -> None:
+    """Raises :class:`UserError` for filelists that cannot be read, or are named twice."""
+    settings = hparams.training_files, hparams.validation_files
+    seen, unreadable = set(), []
+    for name in chain(*map(split_names, settings)):
+        path = os.path.realpath(name)
+        if path in seen:
+            problem = f"is named twice in {' and '.join(settings)}; use every clip once"
+            raise UserError(f"filelist '{name}': {problem}")
+        seen.add(path)
+        try:
+            read_lines(name)
+        except UserError as error:
+            unreadable.append(str(error))
+    if unreadable:
+        raise UserError("\n".join(unreadable))
+
+
+def leave_out(clips: Sequence[Clip], problems: Sequence[Problem], filelists: str) -> list[Clip]:
+    """Returns the clips without problems, and prints the problems of the others. Raises them as
+    one :class:`UserError` if they are of more than ``MAX_SKIPPED`` of the lines."""
+    bad = {problem.location for problem in problems}
+    n_lines = len(bad | {clip.location for clip in clips})
+    if len(bad) > MAX_SKIPPED * n_lines:
+        count = f"{len(bad)} of {n_lines} clips cannot be used"
+        limit = f"on_bad_clip=skip leaves out at most {MAX_SKIPPED:.0%}"
+        refuse(problems, f"{filelists}: {count}, and {limit}; fix them")
+    for problem in sorted(problems, key=Problem.line):
+        print(f"skipped: {problem}")
+    if bad:
+        print(f"skipped {len(bad)} of the {n_lines:,} clips of {filelists}")
+    return [clip for clip in clips if clip.location not in bad]
+
+
+def batch_capacity(hparams: HParams) -> int | None:
+    """Returns the frames that a batch may have, with padding; None if neither setting is given."""
+    if hparams.batch_capacity_seconds:
+        frames = hparams.batch_capacity_seconds * hparams.sampling_rate / hparams.hop_length
+        return int(frames + 1e-6)  # a whole number, computed in floating point, may fall short
+    return hparams.batch_capacity or None
+
+
+def find_too_long(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
+    """Returns a problem for each clip that is longer than the batch capacity."""
+    capacity = batch_capacity(hparams) or math.inf
+    too_long = [clip for clip in clips if padded_frames(clip, hparams) > capacity]
+    if not too_long:
+        return []
+    longest = max(padded_frames(clip, hparams) for clip in too_long)
+    setting = f"batch_capacity={longest}"
+    if hparams.batch_capacity_seconds:
+        seconds = longest * hparams.hop_length / hparams.sampling_rate
+        setting = f"batch_capacity_seconds={math.ceil(seconds * 100) / 100}"
+    fix = f"set {setting} or more, or remove the line"
+    problems = []
+    for clip in too_long:
+        limit = f"has {padded_frames(clip, hparams)} frames, above the batch capacity of {capacity}"
+        problems.append(Problem(clip.location, "long", f"{clip.path} {limit}; {fix}"))
+    return problems
+
+
+# Mels
+
+
+def open_mels(clips: Sequence[Clip], hparams: HParams) -> Mels:
+    """Computes the mels that the cache lacks, and returns a function that reads the mel of a clip
+    from the cache. With ``cache_mels=False`` the function computes the mel at every call.
+
+    Raises:
+        UserError: the cache cannot be written, or samples cannot be used. The function raises it
+            too, if a file has changed in the meantime.
+    """
+    cache = MelCache(hparams)
+    missing = cache.missing(clips) if hparams.cache_mels else []
+    if hparams.cache_mels and not missing:
+        return cache
+    spectrogram = MelSpectrogram(hparams)
+
+    def compute(clip: Clip) -> np.ndarray:
+        samples = torch.from_numpy(read_samples(clip, hparams))
+        return spectrogram(samples).T.contiguous().numpy()
+
+    if not hparams.cache_mels:
+        return compute
+    make_folder(cache.folder, "set mel_cache_dir to another folder")
+    in_threads(lambda clip: cache.save(clip, compute(clip)), missing, "mels")
+    return cache
+
+
+class MelCache:
+    """Keeps mels in ``mel_cache_dir``, one file a clip, named by a hash of all that it depends on:
+    the audio settings, and the sound file's path, size and time of last change.
+
+    Files are never changed, so several runs may fill the folder together. Anyone may delete it.
+    """
+
+    def __init__(self, hparams: HParams) -> None:
+        self.folder, self.n_mels = Path(hparams.mel_cache_dir), hparams.n_mel_channels
+        self.audio = [MEL_VERSION, *(getattr(hparams, name) for name in AUDIO)]
+
+    def path(self, clip: Clip) -> Path:
+        key = f"{self.audio} {clip.stamp.size} {clip.stamp.mtime} {os.path.abspath(clip.path)}"
+        return self.folder / f"{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}.npy"
+
+    def missing(self, clips: Sequence[Clip]) -> list[Clip]:
+        """Returns the clips that are not cached. The samples of all others have been checked."""
+        return [clip for clip in clips if not self.has(clip)]
+
+    def has(self, clip: Clip) -> bool:
+        try:
+            return os.stat(self.path(clip)).st_size == NPY_HEADER + 4 * self.n_mels * clip.n_frames
+        except OSError:
+            return False
+
+    def save(self, clip: Clip, mel: np.ndarray) -> None:
+        with replacing(self.path(clip), durable=False) as file:  # a mel that is lost is made again
+            np.save(file, mel)
+
+    def __call__(self, clip: Clip) -> np.ndarray:
+        path = self.path(clip)
+        if not self.has(clip):
+            raise UserError(f"{path}: changed or removed while in use; run again to rebuild it")
+        return np.load(path)
 
 
 # Batches of indices

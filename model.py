@@ -10,6 +10,7 @@ decoder/, which computes the same faster. If you change one of them,
 """
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -391,8 +392,13 @@ class Tacotron2(nn.Module):
         self.encoder = Encoder(hparams)
         self.decoder = Decoder(hparams)
         self.postnet = Postnet(hparams)
-        # What speech.measure_variance_gain measures at the end of a training.
+        # What speech.measure_variance_gain measures at the end of a training. Other code lacks it.
         self.register_buffer("variance_gain", torch.zeros(hparams.n_mel_channels))
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *options: Any, **named: Any) -> Any:
+        """Loads weights as every module does, and also those that lack ``variance_gain``."""
+        weights = {"variance_gain": self.variance_gain, **state_dict}
+        return super().load_state_dict(weights, *options, **named)
 
     def turn_off_dropout(self) -> None:
         """Turns off all dropout but the prenet's, for the rest of a training."""

@@ -21,10 +21,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from cli import UserError
 from data_utils import MelDataset
-from hparams import create_hparams, parse_overrides
+from hparams import HParams, create_hparams, parse_overrides
 from model import Tacotron2
 from text import symbol_names
-from training.checkpoint import checkpoint_file, load_checkpoint, load_weights, saved_hparams
+from training.checkpoint import checkpoint_file, load_checkpoint, load_weights, rebuild
 
 AROUND = 9  # frames, and mel bands, around a value of a mel, whose mean its detail leaves out
 N_CEPSTRA = 13  # cepstral coefficients in the distortion, without the 0th, which is loudness
@@ -62,7 +62,7 @@ def load_model(path: str | Path, overrides: str = "", **changes: Any) -> Tacotro
     path = checkpoint_file(path)
     state = load_checkpoint(path)
     if "hparams" in state:
-        hparams = saved_hparams(state, path)
+        hparams = rebuild(HParams, state["hparams"], path)
     else:
         hparams = create_hparams(preset="nvidia")
         print(f"note: {path}: has no settings in it; it is read with those of preset nvidia")

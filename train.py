@@ -26,7 +26,6 @@ from torch.nn.utils import clip_grad_norm_
 import cli
 import data_utils
 from cli import UserError, counted
-from corpus.sets import load_data
 from data_utils import Batch, Data, load_ahead
 from decoder import check_fast_path
 from hparams import HParams
@@ -44,7 +43,7 @@ from training.device import (
     synchronize,
     why_no_gpu,
 )
-from training.schedule import Clock, Progress, learning_rate, plan_end
+from training.schedule import Progress, learning_rate, plan_hours
 from training.stop import Stopped, StopSignals
 from training.validation import Sample, validate, warn_of_collapse
 from vocoder import open_vocoder
@@ -56,9 +55,9 @@ def main() -> None:
     keep_memory()
     distributed.start()
     args = parse_args()
-    folders = args.output_dir, args.log_dir
-    lock = start.locked(*folders) if distributed.RANK == 0 else nullcontext()
-    with lock, memory.explained("out of memory"), distributed.explained():
+    is_first = distributed.RANK == 0
+    lock = start.lock(args.output_dir, args.log_dir) if is_first else nullcontext()
+    with lock, memory.explain_out_of_memory(), distributed.explain_lost_process():
         train(args)
 
 
@@ -67,15 +66,21 @@ def train(args: argparse.Namespace) -> None:
     folder, log_dir = args.output_dir, args.log_dir or args.output_dir
     with distributed.rank_0_first():
         # Settings
-        resuming = start.is_resumed(folder, args.resume, bool(args.hparams or args.preset))
-        if resuming:
-            origin = start.resumed(folder, args.hparams, args.preset)
-        elif args.warm_start:
-            origin = start.warm_started(args.checkpoint, args.hparams, args.preset)
+        is_begun = start.holds_run(folder)
+        if is_begun and not args.resume:
+            raise UserError(f"{folder}: holds a run; --resume it, or give another -o")
+        if is_begun:
+            origin = start.resume(folder, args.hparams, args.preset)
         elif args.checkpoint:
-            origin = start.continued(args.checkpoint, args.hparams, args.preset)
+            warm = args.warm_start
+            origin = start.start_from(args.checkpoint, warm, args.hparams, args.preset)
+        elif args.resume and not (args.hparams or args.preset):
+            problem = "holds no run to resume, or one stopped before its first checkpoint"
+            raise UserError(f"{folder}: {problem}; give the command that starts it")
         else:
-            origin = start.anew(args.hparams, args.preset)
+            if args.resume:
+                print(f"{folder}: holds no run yet; starting one")
+            origin = start.start_anew(args.hparams, args.preset)
         hparams, progress = origin.hparams, origin.progress
         if progress.epoch >= progress.end:
             print(f"{origin.source}: {counted(progress.epoch, 'epoch')} of {progress.end} done")
@@ -91,13 +96,11 @@ def train(args: argparse.Namespace) -> None:
             checkpoint.load_weights(model, origin.state, origin.source, origin.ignore_layers)
 
         # Data
-        train_clips, val_clips = load_data(hparams)
-        if resuming:
-            sets = train_clips, val_clips
-            data_utils.refuse_other_data(origin.state["data"], sets, origin.source)
-        data = data_utils.open_data(
-            train_clips, val_clips, hparams, distributed.RANK, distributed.WORLD_SIZE
-        )
+        clips = data_utils.load_data(hparams)
+        if is_begun:
+            data_utils.check_same_data(clips, origin.state["data"], origin.source)
+        rank, world_size = distributed.RANK, distributed.WORLD_SIZE
+        data = data_utils.open_data(clips, hparams, rank, world_size)
 
     # Checkpoint
     run = Run(hparams, data, model.to(device), folder, progress)
@@ -107,10 +110,9 @@ def train(args: argparse.Namespace) -> None:
         epochs = range(progress.epoch, min(progress.end, progress.epoch + hparams.epochs))
         memory.try_run(model, run.loss_function, run.optimizer, data, epochs)
     if distributed.RANK == 0:  # nothing more is refused, and only now do files change
-        if resuming:
-            checkpoint.set_aside(folder, origin.source)
-        run.open_logger(log_dir)
-        checkpoint.save_hparams(folder, hparams)
+        vocoder = open_vocoder(hparams, device="cpu")  # a GPU's memory is for training
+        run.logger = logger.RunLogger(folder, log_dir, vocoder, progress)
+        run.logger.log_settings(hparams)
 
     # Loop
     with run.stop:
@@ -118,15 +120,16 @@ def train(args: argparse.Namespace) -> None:
             run.start_clock()
             data.sampler.start_at(progress.epoch, progress.batch)
             logger.print_summary(data, model, progress, origin.source)
-            if not resuming:
+            if not is_begun:
                 run.save()  # so that a run that is killed before its first step can be resumed
             run.logger.log_conditions(progress, data, model)
-            while run.progress.epoch < run.progress.end:
+            while progress.epoch < progress.end:
                 run.train_epoch()
                 run.end_epoch()
         except Stopped as stopped:
-            path, done = run.save(), run.progress
-            epochs, batches = counted(done.epoch, "epoch"), counted(done.batch, "batch", "es")
+            path = run.save()
+            epochs = counted(progress.epoch, "epoch")
+            batches = counted(progress.batch, "batch", "es")
             print(f"{stopped}: saved {path} after {epochs} and {batches}; --resume continues there")
             sys.exit(stopped.status)
     run.logger.close()
@@ -149,11 +152,9 @@ class Run:
         )
         self.stop = StopSignals()
         self.logger: Any = logger.NoLogger()
-        self.first_epoch = progress.epoch  # of this process
         self.saved_at = time.monotonic()
+        self.says_end = True  # after the first epoch of this process
         self.start_clock()
-
-    # Before the first step
 
     def connect(self) -> None:
         """Checks the fast decoder on a few frames, and connects the replicas of the model.
@@ -163,23 +164,14 @@ class Run:
         """
         batch = data_utils.short_batch(self.data.train_set, self.device)
         with full_precision():
-            with memory.explained("checking the decoder: out of memory", others_passed=True):
-                note = check_fast_path(self.model, batch)
+            note = check_fast_path(self.model, batch)
             if note and self.hparams.decoder == "scan":
                 raise UserError(f"setting decoder=scan: {note}; use decoder=auto")
-            self.replica = distributed.replicated(
+            self.replica = distributed.replicate(
                 self.model, lambda model: self.loss_function(model(batch), batch).objective
             )
         if note:
             print(f"note: {note}; training uses the modules, which is slower")
-
-    def open_logger(self, log_dir: Path) -> None:
-        """Opens the logs, and drops what was logged after the checkpoint."""
-        vocoder = open_vocoder(self.hparams, device="cpu")  # a GPU's memory is for training
-        self.logger = logger.RunLogger(
-            self.folder, log_dir, vocoder, self.progress.step, self.progress.metrics_size
-        )
-        self.logger.log_settings(self.hparams)
 
     # An epoch
 
@@ -187,9 +179,10 @@ class Run:
         """Trains on the epoch's batches, or on what is left of them."""
         hparams, progress, sampler = self.hparams, self.progress, self.data.sampler
         sampler.set_epoch(progress.epoch)
+        # Frames of each process's batch at each step, with padding and without. Weighted by its
+        # share of them, each process's mean loss adds up to the mean over all frames.
         frames = data_utils.frames_of_steps(sampler, self.data.train_set.clips)
-        shares = frames[:, distributed.RANK] / frames.mean(1)  # of this process
-        title = f"epoch {progress.epoch + 1}"  # counted from 1 in what a person reads
+        shares = frames[:, distributed.RANK] / frames.mean(1)  # (n_steps, 2)
         self.model.train()
         if progress.epoch >= progress.falls_from and not hparams.dropout_in_fall:
             self.model.turn_off_dropout()
@@ -198,20 +191,13 @@ class Run:
             torch.cuda.reset_peak_memory_stats()
         n_threads = 1 if hparams.cache_mels else hparams.num_workers
         batches = load_ahead(self.data.train_set, sampler, self.device, n_threads)
+        title = f"epoch {progress.epoch + 1}"  # counted from 1 in what a person reads
         bar = cli.progress_bar(batches, title, len(frames), initial=progress.batch)
         asked_at, processor_at = time.perf_counter(), time.process_time()
         for batch in bar:
             began_at = time.perf_counter()
-            problem = f"{title}, batch {progress.batch + 1}: {memory.too_large(batch)}"
-            with memory.explained(problem, hparams.check_memory):
-                position = progress.epoch + (progress.batch + 1) / len(frames)
-                values = self.step(batch, shares[progress.batch], position)
-            values["duration"] = time.perf_counter() - began_at  # seconds
-            if progress.bad_steps:
-                clips = [self.data.train_set.clips[i] for i in batch.indices]
-                logger.report_skipped_step(self.logger, progress, values, clips, hparams)
-            else:
-                self.logger.log("step", progress.epoch, progress.step, values)
+            position = progress.epoch + (progress.batch + 1) / len(frames)  # once it is done
+            loss = self.train_step(batch, shares[progress.batch], position)
             progress.add(
                 waited=began_at - asked_at,
                 seconds=time.perf_counter() - asked_at,
@@ -221,7 +207,7 @@ class Run:
             progress.peak_memory_gib = max(progress.peak_memory_gib, peak_memory(self.device))
             progress.batch += 1
             speed = progress.sums["frames"] / progress.sums["seconds"]
-            bar.set_postfix_str(f"loss {values['loss']:.3f}, {speed:,.0f} frames/s", False)
+            bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} frames/s", False)
             self.stop.check()
             minutes = (time.monotonic() - self.saved_at) / 60
             is_due = 0 < hparams.checkpoint_minutes <= minutes and progress.batch < len(frames)
@@ -229,26 +215,35 @@ class Run:
                 self.save()
             asked_at, processor_at = time.perf_counter(), time.process_time()
 
-    def step(self, batch: Batch, share: tuple[float, float], position: float) -> dict[str, float]:
-        """Takes an optimizer step, or skips it if the loss or the gradient is not finite.
+    def train_step(self, batch: Batch, share: tuple[float, float], position: float) -> float:
+        """Takes an optimizer step, or skips it if the loss or the gradient is not finite. Logs its
+        scalars, which are means over the processes, and returns the loss.
 
         Args:
             share: this process's frames, with padding and without, over the processes' mean.
             position: epochs done after the step, which decide its learning rate.
-
-        Returns:
-            scalars to log, means over the processes
         """
-        progress = self.progress
-        rate = learning_rate(self.hparams.learning_rate, progress.fall, position)
-        self.optimizer.param_groups[0]["lr"] = rate
+        hparams, progress, optimizer = self.hparams, self.progress, self.optimizer
+        began_at = time.perf_counter()
+        rate = learning_rate(hparams.learning_rate, progress.fall, position)
+        optimizer.param_groups[0]["lr"] = rate
         batch = batch.to(self.device)
         buffers = [buffer.clone() for buffer in self.model.buffers()]
-        values = memory.without_graphs_if_full(
-            lambda: self.compute_gradients(batch, share), self.model, buffers
-        )
+
+        optimizer.zero_grad()
+        loss = self.loss_function(self.replica(batch), batch, share)
+        loss.objective.backward()
+        grad_norm = clip_grad_norm_(self.model.parameters(), hparams.grad_clip_thresh)
+        values = {
+            "loss": loss.total.item(),  # waits for the GPU
+            "masked_loss": loss.masked.item(),
+            "grad_norm": grad_norm.item(),
+        }
+        if hparams.guided_attention_weight:
+            values["guided_attention_loss"] = loss.guided_attention.item()
+        values = distributed.mean(values)
         if math.isfinite(values["loss"] + values["grad_norm"]):
-            self.optimizer.step()
+            optimizer.step()
             progress.step += 1
             progress.bad_steps = 0
             progress.add(loss=values["loss"])
@@ -256,30 +251,21 @@ class Run:
             restore_buffers(self.model, buffers)
             progress.bad_steps += 1
             progress.add(skipped=1)
-        return values | {"learning_rate": rate}
 
-    def compute_gradients(self, batch: Batch, share: tuple[float, float]) -> dict[str, float]:
-        """Computes and clips the gradients; returns scalars, means over the processes."""
-        self.optimizer.zero_grad()
-        # The mean over the processes, of gradients too, is the mean over all frames.
-        loss = self.loss_function(self.replica(batch), batch, share)
-        loss.objective.backward()
-        grad_norm = clip_grad_norm_(self.model.parameters(), self.hparams.grad_clip_thresh)
-        values = {
-            "loss": loss.total.item(),  # waits for the GPU
-            "masked_loss": loss.masked.item(),
-            "grad_norm": grad_norm.item(),
-        }
-        if self.hparams.guided_attention_weight:
-            values["guided_attention_loss"] = loss.guided_attention.item()
-        return distributed.mean(values)
+        values |= {"learning_rate": rate, "duration": time.perf_counter() - began_at}  # seconds
+        if progress.bad_steps:
+            clips = [self.data.train_set.clips[i] for i in batch.indices]
+            logger.report_skipped_step(self.logger, progress, values, clips, hparams)
+        else:
+            self.logger.log("step", progress.epoch, progress.step, values)
+        return values["loss"]
 
     def end_epoch(self) -> None:
         """Validates and speaks when due, logs the epoch, and saves when due."""
         hparams, progress, n_epochs = self.hparams, self.progress, self.progress.epoch + 1
         scalars = logger.epoch_scalars(progress, self.data)
         logger.print_epoch(n_epochs, scalars)
-        best_loss, validation, samples = progress.best_loss, {}, {}
+        best_loss, validation = progress.best_loss, {}
         if n_epochs % hparams.epochs_per_validation == 0 or n_epochs == progress.end:
             validation, samples = self.validate()
         is_planned = self.plan_end()
@@ -293,7 +279,7 @@ class Run:
         if validation:
             self.logger.log("validation", progress.epoch, progress.step, validation)
             self.log_samples(samples, is_last)
-        self.progress = progress.next_epoch()
+        progress.begin_epoch()
         is_best = progress.best_loss < best_loss
         is_due = n_epochs % hparams.epochs_per_checkpoint == 0
         if is_best or is_last or is_planned or is_due:
@@ -301,16 +287,11 @@ class Run:
 
     def validate(self) -> tuple[dict[str, float], dict[str, Sample]]:
         """Returns the scalars and samples of a validation."""
-        progress, n_epochs = self.progress, self.progress.epoch + 1
-        data, loss_function, check_stop = self.data, self.loss_function, self.stop.check
-        with memory.explained(f"epoch {n_epochs}, validation: out of memory", others_passed=True):
-            validation, samples = memory.without_graphs_if_full(
-                lambda: validate(
-                    self.model, data.val_set, data.val_batches, loss_function, check_stop
-                ),
-                self.model,
-            )
-        logger.print_validation(n_epochs, validation)
+        data, progress = self.data, self.progress
+        validation, samples = validate(
+            self.model, data.val_set, data.val_batches, self.loss_function, self.stop.check
+        )
+        logger.print_validation(progress.epoch + 1, validation)
         warn_of_collapse(validation["diagonality"], progress.best_alignment)
         progress.best_loss = min(progress.best_loss, validation["loss"])
         progress.best_alignment = max(progress.best_alignment, validation["diagonality"])
@@ -333,16 +314,19 @@ class Run:
     def plan_end(self) -> bool:
         """Plans the end of a run that is limited by ``hours``, and says when training ends. Returns
         whether the end was decided just now."""
-        hparams, progress = self.hparams, self.progress
-        clock = Clock([*progress.epoch_seconds, progress.sums["seconds"]], self.seconds)
-        clock = distributed.gathered(clock)[0]  # all decide by the clock of the first
-        limit_seconds, share = 3600 * hparams.hours, hparams.learning_rate_decay
-        is_planned = plan_end(progress, clock, limit_seconds, share)
+        hparams, progress, n_epochs = self.hparams, self.progress, self.progress.epoch + 1
+        seconds = distributed.gather(self.seconds)[0]  # all decide by the clock of the first
+        epoch_seconds = seconds / (n_epochs - progress.first_epoch)
+        rest_seconds = 3600 * hparams.hours - seconds
+        is_planned = False
+        if math.isinf(progress.end):
+            progress.plan_fall(plan_hours(n_epochs, rest_seconds, epoch_seconds, hparams))
+            is_planned = math.isfinite(progress.end)
         if is_planned:
             self.logger.log_end(progress, hparams)
-        if is_planned or progress.epoch == self.first_epoch:
-            rest_seconds = limit_seconds - clock.total_seconds
-            logger.print_end(progress.epoch + 1, progress.fall, clock.epoch_seconds, rest_seconds)
+        if is_planned or self.says_end:
+            logger.print_end(n_epochs, progress.fall, epoch_seconds, rest_seconds)
+            self.says_end = False
         return is_planned
 
     # What a stop leaves

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, progress_bar, seed
 from corpus.clips import Clip, load_clips, read_lines, read_samples
-from corpus.mels import open_mels
+from data_utils import open_mels
 from hparams import AUDIO
 from model import Tacotron2
 from speech import load_model, speak

@@ -36,8 +36,7 @@ from cli import (
     seed,
 )
 from corpus.clips import load_clips
-from corpus.mels import open_mels
-from data_utils import MelDataset, validation_batches
+from data_utils import MelDataset, open_mels, validation_batches
 from hparams import AUDIO, format_overrides
 from loss_function import Tacotron2Loss
 from model import Tacotron2

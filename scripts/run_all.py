@@ -36,7 +36,7 @@ import cli
 from batching import STRATEGIES, batch_statistics, plan_batches
 from cli import UserError
 from corpus.clips import padded_frames
-from corpus.sets import load_data
+from data_utils import load_data
 from hparams import MAY_CHANGE, PRESETS, HParams, create_hparams, format_overrides, parse_overrides
 from model import Tacotron2
 from training.checkpoint import REMOVED_SETTINGS

@@ -43,8 +43,7 @@ from cli import (
     why_not_utf8,
 )
 from corpus.clips import check_text, load_clips, report_unknown_characters
-from corpus.mels import open_mels
-from data_utils import MelDataset, load_ahead
+from data_utils import MelDataset, load_ahead, open_mels
 from hparams import HParams
 from model import N_READINGS, Tacotron2
 from speech import Spoken, load_model, restore_variance, speak

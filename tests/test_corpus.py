@@ -27,8 +27,7 @@ from corpus.clips import (
     report_unknown_characters,
     write_lines,
 )
-from corpus.mels import MelCache, open_mels
-from corpus.sets import load_data
+from data_utils import MelCache, load_data, open_mels
 from hparams import create_hparams
 from text import text_to_sequence
 

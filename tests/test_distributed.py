@@ -11,9 +11,14 @@ import torch
 from conftest import NO_DROPOUT, TIMED, Forked, records
 
 from cli import UserError
-from corpus.mels import open_mels
-from corpus.sets import load_data
-from data_utils import MelDataset, collate, training_sampler, validation_batches
+from data_utils import (
+    MelDataset,
+    collate,
+    load_data,
+    open_mels,
+    training_sampler,
+    validation_batches,
+)
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
@@ -24,14 +29,14 @@ from training.validation import validate
 FAULT = """
 import os, signal, numpy as np, train
 from training import distributed
-too_large, n_steps = train.memory.too_large, 0
-def fault(batch):
+train_step, n_steps = train.Run.train_step, 0
+def fault(run, batch, *arguments):
     global n_steps
     n_steps += 1
     if distributed.RANK == 1 and n_steps == 4:
         {}
-    return too_large(batch)
-train.memory.too_large = fault
+    return train_step(run, batch, *arguments)
+train.Run.train_step = fault
 train.cli.exit_on_user_error(train.main, distributed.first_to_fail, distributed.end)
 """
 
@@ -112,7 +117,7 @@ def test_gpus_have_a_group_of_their_own_whose_hangs_end_within_two_hours(monkeyp
     distributed.start()
     new_group.assert_not_called()
     model = Mock(parameters=lambda: iter([Mock(is_cuda=True)]), buffers=lambda: [MagicMock()])
-    distributed.replicated(model, MagicMock())
+    distributed.replicate(model, MagicMock())
     options = new_group.call_args.kwargs
     assert options["backend"] == "nccl" and options["timeout"] <= timedelta(hours=2)
     assert parallel.call_args.kwargs["process_group"] is new_group.return_value

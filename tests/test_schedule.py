@@ -1,16 +1,11 @@
 """The laws of the learning rate and of a run's end, and runs that follow them."""
 
-import dataclasses
 import itertools
 import math
 import os
 import re
 import signal
-from contextlib import nullcontext
-from pathlib import Path
-from random import Random
 
-import numpy as np
 import pytest
 from conftest import assert_same_run, contents, records
 from hypothesis import given
@@ -23,8 +18,7 @@ import train
 from cli import UserError
 from hparams import HParams
 from training.checkpoint import load_newest
-from training.schedule import Clock, Fall, fall_in_time, last_share, learning_rate
-from training.start import refuse_another_fall
+from training.schedule import Fall, learning_rate, plan_epochs, plan_hours
 from training.stop import Stopped
 
 shares = st.floats(0, 1)
@@ -34,7 +28,7 @@ positive = st.floats(1e-3, 1e3)
 @given(positive, st.integers(1, 300), shares, st.lists(st.integers(1, 9), min_size=1))
 def test_it_never_rises_and_ends_at_0(highest, epochs, share, n_batches):
     """This holds for any number of batches in each epoch. Without a share it is constant."""
-    fall = last_share(epochs, share)
+    fall = plan_epochs(HParams(epochs=epochs, learning_rate_decay=share))
     assert fall.start == pytest.approx(epochs * (1 - share)) and fall.end == epochs
     steps = [
         (epoch, (batch + 1) / n)
@@ -54,49 +48,25 @@ def test_it_never_rises_and_ends_at_0(highest, epochs, share, n_batches):
         assert set(rates) == {highest}
 
 
-def train_for(limit, share, paces, noise, random, overhead=0.0):
-    """Trains epochs of random times until the end. ``paces(time)`` are the seconds that an epoch
-    takes; they no longer change during the fall. Returns the clock and the last pace."""
-    training, total, end, pace = [], 0.0, math.inf, paces(0.0)
-    while len(training) < end:
-        seconds = pace * random.uniform(1 - noise, 1 + noise)
-        if end == math.inf and paces(total + seconds) != pace:  # it changes within this epoch
-            before = next(t for t in np.linspace(0, seconds) if paces(total + t) != pace)
-            seconds = before + (1 - before / seconds) * paces(total + seconds)
-            pace = paces(total + seconds)
-        training.append(seconds)
-        total += seconds * (1 + overhead)
-        if end == math.inf:
-            decided_at = total
-            fall = fall_in_time(len(training), Clock(training, total), limit, share)
-            start, end = fall or Fall()
-    assert start < end or not share or decided_at >= limit
-    return Clock(training, total), pace * (1 + overhead)
-
-
 @given(
     seconds=st.floats(1, 1e4),
     n_epochs=st.floats(0.2, 60),
     share=shares,
-    overhead=st.floats(0, 1),
+    noise=st.floats(0, 0.05),
     random=st.randoms(use_true_random=False),
 )
-def test_a_run_ends_within_an_epoch_of_its_deadline(seconds, n_epochs, share, overhead, random):
-    limit = seconds * n_epochs
-    clock, epoch = train_for(limit, share, lambda _: seconds, 0.01, random, overhead)
-    assert abs(clock.total_seconds - limit) <= 1.02 * epoch
-
-
-@pytest.mark.parametrize("change", [0.5, 1, 2])
-def test_also_if_the_speed_changes_before_the_learning_rate_falls(change):
-    """It changes at any moment, and the times of epochs vary by up to 5 %. A few of 500 runs are
-    further off: in them the speed changes in the last minutes before the fall."""
-    random, off = Random(0), []
-    for _ in range(500):
-        at = random.uniform(0, 70)
-        clock, epoch = train_for(100, 0.3, lambda t, at=at: change if t > at else 1.0, 0.05, random)
-        off.append(abs(clock.total_seconds - 100) / epoch)
-    assert np.quantile(off, 0.9) < 1 and np.median(off) < 0.5
+def test_a_run_ends_within_an_epoch_of_its_deadline(seconds, n_epochs, share, noise, random):
+    """This holds on a steady machine, on which the times of epochs vary by up to 5 %; if they vary
+    by more than that, it ends further off. The learning rate falls, unless no time is left."""
+    limit = min(seconds * n_epochs, 1e6)
+    hparams = HParams(hours=limit / 3600, learning_rate_decay=share)
+    total, n, fall = 0.0, 0, Fall()
+    while n < fall.end:
+        total, n = total + seconds * random.uniform(1 - noise, 1 + noise), n + 1
+        if fall == Fall():
+            fall, decided_at = plan_hours(n, limit - total, total / n, hparams), total
+    assert abs(total - limit) <= seconds * (1.02 + 2 * noise * n_epochs)
+    assert fall.start < fall.end or not share or decided_at >= limit
 
 
 # Runs
@@ -109,8 +79,6 @@ def ten_seconds(monkeypatch) -> None:
     """Replaces the clock by one with which every epoch takes ten seconds."""
     seconds = property(lambda run: 10.0 * (run.progress.epoch + (run.progress.batch > 0)))
     monkeypatch.setattr(train.Run, "seconds", seconds)
-    monkeypatch.setattr(Clock, "epoch_seconds", 10.0)
-    monkeypatch.setattr(Clock, "is_steady", True)
 
 
 def test_a_run_of_hours_is_the_same_run_however_often_it_is_stopped(
@@ -163,7 +131,7 @@ def test_once_decided_the_end_is_saved(tmp_path, settings, run, ten_seconds, mon
         run("run", settings + TEN_EPOCHS)
     _, state = load_newest(tmp_path / "run")
     assert state["progress"]["epoch"] == 7 and state["progress"]["end"] == 10
-    monkeypatch.setattr(Clock, "epoch_seconds", 1.0)
+    monkeypatch.setattr(train.Run, "seconds", 1.0)
     assert run("run", "", "--resume") == 0
     assert len(records(tmp_path / "run", "epoch")) == 10
 
@@ -171,7 +139,7 @@ def test_once_decided_the_end_is_saved(tmp_path, settings, run, ten_seconds, mon
 def test_a_run_may_become_longer_until_its_learning_rate_falls(
     tmp_path, settings, run, monkeypatch
 ):
-    """What the error suggests is accepted. With a constant learning rate it always may."""
+    """With a constant learning rate it always may."""
 
     def stop_in(epoch: int):
         """Kills a run after the first step of an ``epoch`` is saved."""
@@ -190,19 +158,20 @@ def test_a_run_may_become_longer_until_its_learning_rate_falls(
     with stop_in(3), pytest.raises(KeyboardInterrupt):
         run("run", decay + "epochs=8,checkpoint_minutes=1e-9")
     before = contents(output)
-    with pytest.raises(UserError, match=r"epochs=3: .* have begun to fall by now; use 6 or"):
-        run("run", "epochs=3", "--resume")
+    for change in ("epochs=3", "epochs=5"):
+        with pytest.raises(UserError, match=f"{change}: comes too late, since by now the learning"):
+            run("run", change, "--resume")
     assert contents(output) == before
     with stop_in(6), pytest.raises(KeyboardInterrupt):
         run("run", "epochs=6", "--resume")
     for change, value in (("epochs=12", "epochs"), ("hours=1", "hours")):
-        with pytest.raises(UserError, match=f"{change}.* to 0 after 6 epochs; leave {value} out"):
+        with pytest.raises(UserError, match=f"{change}: comes too late.*; leave {value} out"):
             run("run", change, "--resume")
     with monkeypatch.context() as patch:
         patch.setattr(train, "validate", stop)  # in the last validation
         assert run("run", "", "--resume") == 143
     assert run("run", "", "--resume") == 0
-    with pytest.raises(UserError, match="the learning rate has begun to fall, to 0 after 6 epochs"):
+    with pytest.raises(UserError, match="epochs=8: comes too late"):
         run("run", "epochs=8", "--resume")
     rates = [record["learning_rate"] for record in records(output, "step")]
     assert rates[-1] == 0 and set(rates[: len(rates) // 2]) == {1e-3}
@@ -211,8 +180,6 @@ def test_a_run_may_become_longer_until_its_learning_rate_falls(
     for epochs in (1, 3, 2, 4):
         assert run("constant", f"{constant}epochs={epochs}", "--resume") == 0
     assert len(records(tmp_path / "constant", "epoch")) == 4
-    with pytest.raises(UserError, match=r"hours=1e-09: [\d.]+ hours are over; use more, or leave"):
-        run("constant", "hours=1e-9", "--resume")
 
 
 def test_dropout_can_end_where_the_learning_rate_begins_to_fall(settings, run, monkeypatch):
@@ -243,26 +210,10 @@ def test_dropout_can_end_where_the_learning_rate_begins_to_fall(settings, run, m
     assert rates == [{0.1, 0.3, 0.5}] * 6 + [{0.3}] * 6
 
 
-@given(done=st.integers(1, 300), share=st.floats(0.01, 0.99), batch=st.integers(0, 1))
-def test_the_epochs_that_a_refusal_suggests_are_accepted(done, share, batch):
-    """And one fewer is refused."""
-    progress = {"epoch": done - batch, "batch": batch}
-    hparams = HParams(epochs=done, learning_rate_decay=share)
-    with pytest.raises(UserError) as error:
-        refuse_another_fall({"progress": progress}, Path("run"), hparams)
-    enough = int(re.search(r"use (\d+) or more", str(error.value))[1])
-    for epochs in (enough - 1, enough):
-        hparams = dataclasses.replace(hparams, epochs=epochs)
-        with nullcontext() if epochs == enough else pytest.raises(UserError):
-            refuse_another_fall({"progress": progress}, Path("run"), hparams)
-
-
 def test_several_processes_follow_the_clock_of_the_first(settings, run, monkeypatch, tmp_path):
     """By the first one's clock, here a mock, an epoch took a third of the time."""
-
-    def gathered(value):
-        return [Clock([10.0], 10.0), value] if isinstance(value, Clock) else [value]
-
-    monkeypatch.setattr(train.distributed, "gathered", gathered)
+    monkeypatch.setattr(train.Run, "seconds", property(lambda run: 30.0))
+    gather = lambda value: [10.0 if isinstance(value, float) else value]  # noqa: E731
+    monkeypatch.setattr(train.distributed, "gather", gather)
     assert run("run", settings + "hours=0.0083333,learning_rate_decay=1") == 0
     assert len(records(tmp_path / "run", "epoch")) == 3

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 import speech
 from cli import UserError
 from corpus.clips import check_text, load_clips
-from corpus.mels import open_mels
-from data_utils import MelDataset, collate
+from data_utils import MelDataset, collate, open_mels
 from hparams import create_hparams
 from model import N_READINGS, Tacotron2
 from scripts import synthesize

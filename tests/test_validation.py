@@ -6,9 +6,7 @@ import pytest
 import torch
 from conftest import build, set_gate
 
-from corpus.mels import open_mels
-from corpus.sets import load_data
-from data_utils import MelDataset
+from data_utils import MelDataset, load_data, open_mels
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from training.validation import alignment_scores, validate

@@ -60,7 +60,7 @@ def rank_0_first() -> Iterator[None]:
         barrier()
 
 
-def replicated(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> nn.Module:
+def replicate(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> nn.Module:
     """Returns ``model``, whose backward pass averages the gradients of all processes.
 
     One backward pass, of ``loss(model)``, is done here and its gradients are dropped. It fixes the
@@ -110,7 +110,7 @@ def barrier() -> None:
     largest(0)
 
 
-def gathered(value: Any) -> list[Any]:
+def gather(value: Any) -> list[Any]:
     """Returns the values of all processes, by rank."""
     values = [value] * WORLD_SIZE
     if SEVERAL:
@@ -119,7 +119,7 @@ def gathered(value: Any) -> list[Any]:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explain_lost_process() -> Iterator[None]:
     """Raises :class:`UserError` when another process has ended."""
     try:
         yield

@@ -19,13 +19,13 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from batching import batch_statistics
-from cli import UserError, counted
+from cli import UserError, counted, replacing
 from corpus.clips import Clip
 from data_utils import Data
 from hparams import HParams
 from model import Tacotron2
 from training.device import training_conditions
-from training.distributed import SEVERAL, gathered
+from training.distributed import SEVERAL, gather
 from training.figures import draw_alignment, draw_gate, draw_mels, draw_speech, render
 from training.schedule import Fall, Progress
 from training.validation import Sample
@@ -151,7 +151,7 @@ def report_skipped_step(
     Raises:
         UserError: ``max_bad_steps`` were skipped in a row.
     """
-    names = list(chain(*gathered([clip.location for clip in clips])))
+    names = list(chain(*gather([clip.location for clip in clips])))
     logger.log_skipped_step(progress.epoch, progress.step, progress.batch, values, names)
     problem = (
         f"epoch {progress.epoch + 1}, batch {progress.batch + 1}: loss {values['loss']}, "
@@ -170,19 +170,19 @@ class RunLogger:
 
     Args:
         vocoder: makes the audio.
-        step, size: the last step done, and the size of metrics.jsonl then, in bytes. What an
-            interrupted run logged after that is dropped, since resuming logs it again. (In
+        progress: what a stopped run logged after it is dropped, since resuming logs it again. (In
             TensorBoard's curves over epochs it stays, and an epoch is there twice.)
     """
 
     def __init__(
-        self, output_dir: Path, log_dir: Path, vocoder: Vocoder, step: int = 0, size: int = 0
+        self, output_dir: Path, log_dir: Path, vocoder: Vocoder, progress: Progress
     ) -> None:
-        self.vocoder = vocoder
+        step = progress.step
+        self.output_dir, self.vocoder = output_dir, vocoder
         self.sample_dir = output_dir / "sample"
         self.sample_dir.mkdir(parents=True, exist_ok=True)
         self.metrics = (output_dir / "metrics.jsonl").open("ab")
-        self.metrics.truncate(size)
+        self.metrics.truncate(progress.metrics_size)
         self.tensorboard = SummaryWriter(log_dir, purge_step=step + 1 if step else 0)
         layout = {
             group: {title: ["Multiline", tags] for title, tags in charts.items()}
@@ -204,7 +204,10 @@ class RunLogger:
             self.tensorboard.add_scalar(f"{folder}/{name}", value, x)
 
     def log_settings(self, hparams: HParams) -> None:
-        """Logs the settings of this start as a table, those that are not the defaults first."""
+        """Logs the settings of this start: to hparams.json, and to TensorBoard as a table, those
+        that are not the defaults first."""
+        with replacing(self.output_dir / "hparams.json") as file:
+            file.write((json.dumps(vars(hparams), indent=2) + "\n").encode())
         lines, default = ["| setting | value | default |", "|---|---|---|"], vars(HParams())
         settings = sorted(vars(hparams).items(), key=lambda pair: pair[1] == default[pair[0]])
         for name, value in settings:

@@ -18,7 +18,7 @@ from loss_function import Loss, Tacotron2Loss, distance_from_diagonal
 from model import Output, Tacotron2, has_ended
 from text import symbol_names
 from training.device import full_precision
-from training.distributed import RANK, WORLD_SIZE, broadcast_buffers, gathered
+from training.distributed import RANK, WORLD_SIZE, broadcast_buffers, gather
 
 
 class Sample(NamedTuple):
@@ -83,14 +83,14 @@ def validate(
                     samples[name] = take_sample(clips[index].text, row, batch, output, hparams)
         loaded.close()
         check_stop()
-    for problem in chain(*gathered(problems)):
+    for problem in chain(*gather(problems)):
         tqdm.write(problem)
-    all_sums, all_counts = gathered(sums), gathered(counts)
+    all_sums, all_counts = gather(sums), gather(counts)
     means = {
         name: sum(sums[name] for sums in all_sums) / sum(counts[name] for counts in all_counts)
         for name in all_sums[0]
     }
-    return means, dict(ChainMap(*gathered(samples)))
+    return means, dict(ChainMap(*gather(samples)))
 
 
 def draw_dropout(model: Tacotron2, n_clips: int, n_frames: int) -> None:
