@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from decoder import private
+
 STEPS = 8  # of a call of run(), and of a graph
 
 
@@ -168,7 +170,11 @@ def _copy(targets: Iterable[Tensor | None], sources: Iterable[Tensor | None]) ->
     pairs = [pair for pair in zip(targets, sources, strict=True) if pair[1] is not None]
     for dtype in {source.dtype for _, source in pairs}:
         same = [pair for pair in pairs if pair[1].dtype is dtype]
-        torch._foreach_copy_([target for target, _ in same], [source for _, source in same])
+        if private.COPY_ALL:
+            private.COPY_ALL([target for target, _ in same], [source for _, source in same])
+        else:
+            for target, source in same:
+                target.copy_(source)
 
 
 @lru_cache(maxsize=1)

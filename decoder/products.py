@@ -1,13 +1,15 @@
 """Matrix products as fast as a CPU makes them: by oneDNN, whose kernels use all of a processor's
 vector instructions. MKL, PyTorch's default, uses AVX2 at most on AMD's processors.
 
-PyTorch has oneDNN's operators for its compiler, so they are not public. Without them, or with
-``torch.backends.mkldnn`` off, and on a GPU, these are plain products.
+Without oneDNN's operators (decoder/private.py), with ``torch.backends.mkldnn`` off, and on a GPU,
+these are plain products.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from decoder import private
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -31,7 +33,7 @@ class Product:
     def __init__(self, weight: Tensor, rows: int) -> None:
         self.weight, self.packed = weight, None
         if uses_onednn(weight):
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+            self.packed = private.ONEDNN_PACK(weight, rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns x (..., K) @ weight.T: (..., N)."""
@@ -58,15 +60,17 @@ def weight_gradient(d_output: Tensor, x: Tensor) -> Tensor:
 
 def uses_onednn(tensor: Tensor) -> bool:
     """Returns whether oneDNN multiplies by ``tensor``: on a CPU, in fp32, or bf16 with AVX-512."""
-    ops = torch.ops.mkldnn
-    names = ["_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported"]
     is_on = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
-    if tensor.device.type != "cpu" or not is_on or not all(hasattr(ops, name) for name in names):
+    if (
+        tensor.device.type != "cpu"
+        or not is_on
+        or not (private.ONEDNN_LINEAR and private.ONEDNN_PACK)
+    ):
         return False
     if tensor.dtype is torch.bfloat16:
-        return ops._is_mkldnn_bf16_supported()
+        return bool(private.ONEDNN_HAS_BF16 and private.ONEDNN_HAS_BF16())
     return tensor.dtype is torch.float32
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return private.ONEDNN_LINEAR(x, weight, bias, "none", [], "")

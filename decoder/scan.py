@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from decoder import graphs
+from decoder import graphs, private
 from decoder.graphs import STEPS
 from decoder.products import Product, multiply, weight_gradient
 
@@ -411,9 +411,7 @@ class AttendBackward(Attend):
             d_weight = d_past.sum(1, keepdim=True)
             d_weight = torch.baddbmm(d_weight, d_context[:, None], self.memory.mT)[:, 0]
             d_score = d_scores[t]  # (B, T_in)
-            torch.ops.aten._softmax_backward_data.out(
-                d_weight, weights[t], 1, d_weight.dtype, grad_input=d_score
-            )
+            _softmax_backward(d_weight, weights[t], d_score)
             torch.bmm(d_score[:, None], slopes[t], out=d_projected[t][:, None])
             self.project.plus(d_projected[t], d_hidden, out=d_hidden)
             # To the weights and the sum of the step before, through this step's windows.
@@ -446,8 +444,6 @@ class AttendBackward(Attend):
 
 # The LSTM cell
 
-_fused_cell = torch.ops.aten._thnn_fused_lstm_cell  # PyTorch's own, on a GPU
-
 
 def _cell(
     gate: Tensor,
@@ -459,8 +455,8 @@ def _cell(
 ) -> None:
     """Adds ``recurrent`` to ``gate`` (B, 4H) and activates it, in place; writes cell ``after`` and
     ``hidden`` (B, H)."""
-    if gate.is_cuda:  # one kernel instead of nine
-        new_hidden, new_cell, activated = _fused_cell(gate, recurrent.to(gate.dtype), before)
+    if gate.is_cuda and private.LSTM_CELL:
+        new_hidden, new_cell, activated = private.LSTM_CELL(gate, recurrent.to(gate.dtype), before)
         after.copy_(new_cell)
         gate.copy_(activated)
         torch.mul(new_hidden, 1 if mask is None else mask, out=hidden)
@@ -557,7 +553,15 @@ def _tanh_(x: Tensor) -> Tensor:
     return x.tanh_() if x.is_cuda else x.mul_(2).sigmoid_().mul_(2).sub_(1)
 
 
+def _softmax_backward(d_output: Tensor, output: Tensor, d_input: Tensor) -> None:
+    """Writes the gradient of a softmax over the last axis to ``d_input``."""
+    if private.SOFTMAX_BACKWARD:
+        private.SOFTMAX_BACKWARD(d_output, output, 1, d_output.dtype, grad_input=d_input)
+    else:
+        product = d_output * output
+        torch.addcmul(product, output, product.sum(1, keepdim=True), value=-1, out=d_input)
+
+
 def _may_run_again() -> bool:
-    """Returns whether backward may run again (``retain_graph``) and must keep saved tensors, which
-    PyTorch 2.4 does not say."""
-    return getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)()
+    """Returns whether backward may run again (``retain_graph``) and must keep saved tensors."""
+    return private.KEEPS_GRAPH is None or private.KEEPS_GRAPH()

@@ -15,7 +15,7 @@ from torch.autograd import grad, gradcheck
 from torch.testing import assert_close
 
 from data_utils import Batch
-from decoder import products, scan
+from decoder import private, products, scan
 from decoder.scan import STEPS
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
@@ -61,6 +61,20 @@ def test_gradients_are_finite_differences(T, masked):
     inputs = arguments(T)
     assert gradcheck(lambda *inputs: decode(inputs, **options), inputs, fast_mode=T > 1)
     assert gradcheck(lambda *inputs: decode(inputs)[2], inputs, fast_mode=T > 1)
+
+
+def test_without_pytorchs_private_operators_results_are_the_same(monkeypatch):
+    inputs = arguments(11, dtype=F32)
+    names = [name for name, operator in vars(private).items() if name.isupper() and operator]
+    results = []
+    for missing in ([], *([name] for name in names), names):
+        with monkeypatch.context() as patch:
+            for name in missing:
+                patch.setattr(private, name, None)
+            outputs = decode(inputs)
+            results.append([*outputs, *grad(sum(x.square().sum() for x in outputs), inputs)])
+    for others in results[1:]:
+        assert_close(others, results[0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_second_backward_is_right_or_refused():

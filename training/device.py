@@ -191,18 +191,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError)
 
 
-def may_be_out_of_memory(error: BaseException) -> bool:
-    """Returns whether ``error`` means that memory has run out, or may mean it: cuDNN and cuBLAS do
-    not always say. If it means something else, the smallest batch fails too."""
-    signs = (
-        "unable to find an engine",  # cuDNN, in which the allocator failed
-        "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS, without memory for its handle
-        "captures_underway",  # the allocator, after a CUDA graph capture failed (PyTorch < 2.12)
-    )
-    unclear = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-    return unclear or is_out_of_memory(error)
-
-
 def free_cached_memory(device: torch.device) -> None:
     """Gives a GPU's unused memory back to it."""
     if device.type == "cuda":
