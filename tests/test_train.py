@@ -4,7 +4,6 @@ import json
 import re
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from model import Attention, Tacotron2
 from training import logger
 from training.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from training.device import choose_device, device_name
-from training.schedule import Progress
 from training.validation import validate
 
 
@@ -93,18 +91,6 @@ def test_two_epochs_leave_all_that_a_user_expects(tmp_path, settings, run, monke
         assert len(curves.Tensors(f"{clip}/text/text_summary")) == 1
     for chart in chain(*(charts.values() for charts in logger.CHARTS.values())):
         assert all(any(re.match(tag, name) for name in tags["scalars"]) for tag in chart)
-
-
-@pytest.mark.parametrize(
-    ("dbs", "width", "noted"), [("True", 1024, True), ("False", 1024, False), ("True", 64, False)]
-)
-def test_on_a_cpu_a_large_model_is_told_that_dbs_saves_it_no_time(capsys, dbs, width, noted):
-    settings = f"dynamic_batch_size={dbs},attention_rnn_dim={width},decoder_rnn_dim={width},"
-    settings += f"postnet_embedding_dim={width // 2}"
-    data = SimpleNamespace(sampler=SimpleNamespace(n_repeated=0), train_set=[], val_set=[])
-    model = Tacotron2(create_hparams(settings))
-    logger.print_summary(data, model, Progress(end=2.0), None)
-    assert ("dynamic_batch_size=False takes as long" in capsys.readouterr().out) == noted
 
 
 def test_validation_losses_are_means_over_what_each_averages(settings):

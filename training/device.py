@@ -65,39 +65,18 @@ def _start_cuda(device: torch.device, precision: str) -> None:
             f"has {major}.{minor}; use fp32"
         )
     try:
-        one = torch.empty(1, device=device)
+        torch.ones(1, device=device).item()  # the first kernel
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        reason = str(error).partition("\n")[0]
-        fix = "if it is virtual, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
-        raise UserError(f"GPU {device.index}: gives no memory ({reason}); {fix}") from None
-    try:
-        one.fill_(1).item()
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        raise UserError(_why_no_kernel_runs(device, error)) from None
-
-
-def _why_no_kernel_runs(device: torch.device, error: RuntimeError) -> str:
-    """Says why the first kernel failed: most often because PyTorch was not built for this GPU."""
-    name = torch.cuda.get_device_name(device)
-    major, minor = torch.cuda.get_device_capability(device)
-    problem = f"GPU {device.index}, {name}: cannot run PyTorch's kernels"
-    if "no kernel image" not in str(error):
-        reason = str(error).partition("\n")[0]
-        return f"{problem} ({reason}); update the driver, or restart the computer"
-    built_for = ", ".join(torch.cuda.get_arch_list())
-    problem += (
-        f": it has compute capability {major}.{minor}, and torch {torch.__version__} is built for "
-        f"{built_for}"
-    )
-    if major < 5:
-        return f"{problem}; no current PyTorch supports it: hide it with CUDA_VISIBLE_DEVICES=''"
-    if (major, minor) < (7, 5):
-        return f"{problem}; install PyTorch 2.14 or older, built with CUDA 12.6 (pytorch.org)"
-    return f"{problem}; install the newest PyTorch, built with the newest CUDA (pytorch.org)"
+        reason, name = str(error).partition("\n")[0], torch.cuda.get_device_name(device)
+        raise UserError(
+            f"GPU {device.index}, {name}: runs no kernels ({reason}). It has compute capability "
+            f"{major}.{minor}, and torch {torch.__version__} is built for "
+            f"{', '.join(torch.cuda.get_arch_list())}: if that lacks it, install a build that has "
+            "it (pytorch.org); else update the driver; if the GPU is virtual, set "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
+        ) from None
 
 
 def is_wsl() -> bool:
@@ -194,12 +173,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def free_cached_memory(device: torch.device) -> None:
     """Gives a GPU's unused memory back to it."""
     if device.type == "cuda":
-        try:
+        with suppress(RuntimeError):  # before PyTorch 2.12, after a CUDA graph was not captured
             torch.cuda.empty_cache()
-        except RuntimeError as error:
-            # PyTorch before 2.12 cannot do it after the capture of a CUDA graph has failed.
-            if "captures_underway" not in str(error):
-                raise
 
 
 def synchronize(device: torch.device) -> None:

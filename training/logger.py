@@ -31,7 +31,6 @@ from training.schedule import Fall, Progress
 from training.validation import Sample
 from vocoder import Vocoder
 
-LARGE = 10_000_000  # parameters from which DBS saves no time on a CPU
 # TensorBoard's tab Custom Scalars: what to look at first. Over epochs, so that strategies compare.
 CHARTS = {
     "Learning": {
@@ -92,9 +91,6 @@ def print_summary(data: Data, model: Tacotron2, progress: Progress, source: Path
     threads = f", {counted(used['threads'], 'thread')}" if device.type == "cpu" else ""
     print(f"training on {used['device']}{threads}, {used['precision']}, decoder={used['decoder']}")
     n_parameters = sum(p.numel() for p in model.parameters())
-    if device.type == "cpu" and model.hparams.dynamic_batch_size and n_parameters > LARGE:
-        why = "takes as long for so large a model, with more updates (docs/results.md)"
-        print(f"note: on a CPU, dynamic_batch_size=False {why}")
     done = counted(progress.epoch, "epoch")
     if math.isfinite(progress.end):
         done = f"{progress.epoch} of {counted(progress.end, 'epoch')}"

@@ -1,6 +1,5 @@
 """Teacher-forced validation over fixed random batches, the same for every strategy (Sec. 6)."""
 
-import math
 from collections import ChainMap, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -46,8 +45,9 @@ def validate(
     "longest", which are always the same ones.
 
     A loss is averaged over what it averages in a batch: frames with padding or without. (NVIDIA's
-    validation loss is the plain mean over batches.) The prenet's dropout is seeded, so that it is
-    the same in every validation, and training continues as if there had been no validation.
+    validation loss is the plain mean over batches.) The prenet's dropout is seeded by the batch's
+    number, so that it is the same in every validation, whichever process has the batch, and
+    training continues as if there had been no validation.
 
     Args:
         batches: indices of clips. Of several processes, each takes every ``WORLD_SIZE``-th batch.
@@ -59,14 +59,13 @@ def validate(
     longest = max(range(len(clips)), key=lambda i: clips[i].n_frames)
     sums, counts, samples, problems = defaultdict(float), defaultdict(int), {}, []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(VALIDATION_SEED)
         loaded = load_ahead(dataset, batches[RANK::WORLD_SIZE], device)
-        for j, indices in enumerate(progress_bar(batches, "validation")):
+        for j in progress_bar(range(len(batches)), "validation"):
             if j % WORLD_SIZE == 0:
                 check_stop()
             if j % WORLD_SIZE != RANK:  # another process has this batch
-                draw_dropout(model, len(indices), max(clips[i].n_frames for i in indices))
                 continue
+            torch.manual_seed(VALIDATION_SEED + j)
             batch = next(loaded).to(device)
             output = model(batch)
             loss = loss_function(output, batch)
@@ -91,13 +90,6 @@ def validate(
         for name in all_sums[0]
     }
     return means, dict(ChainMap(*gather(samples)))
-
-
-def draw_dropout(model: Tacotron2, n_clips: int, n_frames: int) -> None:
-    """Draws the random numbers that a batch draws in the prenet, and does nothing with them."""
-    n_steps = math.ceil(n_frames / model.hparams.n_frames_per_step)
-    device = next(model.parameters()).device
-    model.decoder.prenet(torch.zeros(n_steps, n_clips, model.decoder.step_dim, device=device))
 
 
 def batch_sums(
