@@ -23,6 +23,7 @@ length; batch capacity, base batch size x longest length.
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +109,33 @@ STRATEGIES = {
     "BKT": Strategy(buckets, ("bucket_size", "bucket_edges", "n_buckets", "longest_first")),
     "ATS": Strategy(alternated, ("n_bins",)),
 }
+
+
+class Batching(NamedTuple):
+    """A strategy, with or without DBS and BR; str() writes its name, such as SSB-DBS-BR."""
+
+    batching_strategy: str
+    dynamic_batch_size: bool = False
+    batch_randomization: bool = False
+
+    def __str__(self) -> str:
+        strategy, dynamic, shuffled = self
+        shuffled = shuffled and strategy != "RAND"  # which is random already
+        return strategy + "-DBS" * dynamic + "-BR" * shuffled
+
+
+def read_batching(name: str) -> Batching:
+    """Returns the batching of this name: that of a strategy, which may have hyphens, or with -DBS,
+    -BR or -DBS-BR after it. Raises ValueError if there is none."""
+    for strategy, dynamic, shuffled in product(STRATEGIES, (False, True), (False, True)):
+        batching = Batching(strategy, dynamic, shuffled)
+        if str(batching) == name:
+            return batching
+    strategies = ", ".join(STRATEGIES)
+    raise ValueError(
+        f"batching={name}: use one of {strategies}; all but RAND may have -BR, -DBS or -DBS-BR "
+        "after it, and RAND -DBS"
+    )
 
 
 # From an order to batches

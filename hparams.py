@@ -1,6 +1,6 @@
 """Every setting of the recipe, once, with its unit; two presets; the ``name=value`` parser.
 
-    hparams = create_hparams("batch_size=32,batching_strategy=RAND", preset="nvidia")
+    hparams = create_hparams("batch_size=32,batching=RAND", preset="nvidia")
 
 Names are those of NVIDIA's Tacotron 2 where it has one. Section numbers are the paper's
 (Ge et al., "Speed up training with variable length inputs by efficient batching
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from batching import STRATEGIES
+from batching import STRATEGIES, read_batching
 from cli import UserError, why_not_utf8
 from text import alphabet, check_alphabet
 
@@ -104,7 +104,9 @@ class HParams:
     mel_fmax: float = _above_0(8000.0, "upper edge of the mel bands, Hz")
 
     # Batching (Sec. 2-5)
-    batching_strategy: str = _one_of("SSB", STRATEGIES, "order of the clips (Sec. 2-3)")
+    batching_strategy: str = _one_of(
+        "SSB", STRATEGIES, "order (Sec. 2-3); batching=SSB-DBS-BR sets this, DBS and BR"
+    )
     batch_size: int = _above_0(16, "clips per batch; the base batch size with dynamic_batch_size")
     dynamic_batch_size: bool = _setting(True, "DBS: fill each batch to the capacity (Sec. 4)")
     batch_randomization: bool = _setting(True, "BR: shuffle the order of the batches (Sec. 5)")
@@ -255,7 +257,8 @@ def create_hparams(
     separated by commas.
 
     Values: ``batch_size=32``, ``lrf=1e-1``, ``cache_mels=False``, ``data_dir=/a/b`` or
-    ``data_dir='a, b'``, ``ignore_layers=[embedding.weight,postnet]``.
+    ``data_dir='a, b'``, ``ignore_layers=[embedding.weight,postnet]``; and ``batching=SSB-DBS-BR``,
+    which sets ``batching_strategy``, ``dynamic_batch_size`` and ``batch_randomization``.
 
     Raises:
         UserError: an unknown preset or name (the nearest one is suggested), a value of the
@@ -306,6 +309,9 @@ def parse_overrides(overrides: str) -> dict[str, object]:
         name, equals, text = (part.strip() for part in pair.partition("="))
         if not equals or not name:
             raise UserError(f"--hparams: '{pair.strip()}' is not name=value; separate with commas")
+        if name == "batching":
+            values |= _read_batching(text)
+            continue
         if name not in fields:
             near = [f for f in fields if name == "".join(word[0] for word in f.split("_"))]  # lr
             near += difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
@@ -359,6 +365,14 @@ def _split(text: str) -> list[str]:
     if depth or "'" in tokens or '"' in tokens:
         raise UserError(f"--hparams: unbalanced quotes or brackets in '{text}'")
     return [part for part in parts if part.strip()]
+
+
+def _read_batching(name: str) -> dict[str, object]:
+    """Returns the three settings that a name such as SSB-DBS-BR stands for."""
+    try:
+        return read_batching(name)._asdict()
+    except ValueError as error:
+        raise UserError(f"--hparams: {error}") from None
 
 
 def _parse(name: str, text: str, kind: type) -> object:

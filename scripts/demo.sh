@@ -22,10 +22,9 @@ decoder_rnn_dim=128,postnet_embedding_dim=128"
 
 echo "(two runs of one to five minutes each; if stopped, run the same command again to resume)"
 echo "== RAND: random batches of 8"
-"$PYTHON" train.py -o runs/demo/RAND --resume --hparams "$settings,\
-batching_strategy=RAND,dynamic_batch_size=False,batch_randomization=False"
+"$PYTHON" train.py -o runs/demo/RAND --resume --hparams "$settings,batching=RAND"
 echo "== SSB-DBS-BR: semi-sorted batches of dynamic size, in random order"
-"$PYTHON" train.py -o runs/demo/SSB-DBS-BR --resume --hparams "$settings"
+"$PYTHON" train.py -o runs/demo/SSB-DBS-BR --resume --hparams "$settings,batching=SSB-DBS-BR"
 
 echo
 "$PYTHON" scripts/results.py runs/demo

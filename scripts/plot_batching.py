@@ -24,7 +24,7 @@ from numpy import ndarray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from batching import STRATEGIES, batch_statistics, plan_batches
+from batching import STRATEGIES, Batching, batch_statistics, plan_batches, read_batching
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, positive
 from corpus.clips import load_clips, read_lines
 from hparams import HParams, create_hparams
@@ -101,11 +101,11 @@ def table(samples: list[ndarray], settings: dict[str, float], paper: bool) -> li
     random, _ = mean_statistics(samples, "RAND", dynamic_batch_size=False, **settings)
     for dynamic, strategy in product((False, True), STRATEGIES):
         mean, sd = mean_statistics(samples, strategy, dynamic_batch_size=dynamic, **settings)
-        batching = strategy + "-DBS" * dynamic
+        batching = Batching(strategy, dynamic)
         recurrent = 1 - mean.total_length / random.total_length
         parallel = 1 - (1 + mean.zpr_of_data) / (1 + random.zpr_of_data)
         cells = [
-            batching,
+            str(batching),
             ", ".join(f"{name}={settings[name]}" for name in STRATEGIES[strategy].settings),
             f"{mean.n_batches:,.1f} ± {sd.n_batches:,.1f}",
             f"{100 * mean.zpr:.2f} ± {100 * sd.zpr:.2f}",
@@ -121,11 +121,12 @@ def table(samples: list[ndarray], settings: dict[str, float], paper: bool) -> li
     return lines
 
 
-def paper_statistics(name: str) -> str:
+def paper_statistics(batching: Batching) -> str:
     """Returns the paper's batches, ZPR % and ABL, which BR does not change; "–" if it has none."""
-    for batching in (name, f"{name}-BR"):
-        if batching in PAPER.index:
-            row = PAPER.loc[batching]
+    for shuffled in (False, True):
+        name = str(batching._replace(batch_randomization=shuffled))
+        if name in PAPER.index:
+            row = PAPER.loc[name]
             return f"{row.n_batches:.0f}, {row.zpr:.2f}, {row.abl:.2f}"
     return "–"
 
@@ -148,7 +149,7 @@ def draw_batches(
     for ax in axes.flat[len(methods) :]:
         ax.set_axis_off()
     for ax, method in zip(axes.flat, methods, strict=False):
-        strategy, dynamic, shuffled = method.split("-")[0], "DBS" in method, "-BR" in method
+        strategy, dynamic, shuffled = read_batching(method)
         plan = plan_batches(lengths, strategy, batch_size, dynamic, shuffled, **settings)
         heights = lengths[np.concatenate(plan)]
         longest = np.concatenate([[lengths[batch].max()] * len(batch) for batch in plan])

@@ -8,11 +8,20 @@ import numpy as np
 import pytest
 import soundfile
 
-from batching import STRATEGIES, batch_statistics, plan_batches
+from batching import STRATEGIES, Batching, batch_statistics, plan_batches, read_batching
 from cli import UserError
 from hparams import HParams, create_hparams, format_overrides
-from scripts import plot_batching
+from scripts import plot_batching, results
+from tests.conftest import Forked
+from tests.test_results import write_run
 
+# bench_step.py, with a strategy more
+BENCHMARK = """
+import runpy
+from batching import STRATEGIES
+STRATEGIES["reverse-SB"] = STRATEGIES["SB"]
+runpy.run_path("benchmarks/bench_step.py", run_name="__main__")
+"""
 LENGTHS = np.random.default_rng(7).integers(96, 870, 200)
 
 
@@ -84,3 +93,40 @@ def test_a_bad_length_is_refused_with_its_line(plot):
     Path("bad.txt").write_text("5.1\n\nsix\n7\n")
     with pytest.raises(UserError, match=r"^bad\.txt:3: 'six': give a number above 0, .*$"):
         plot("bad.txt")
+
+
+def test_a_strategy_with_a_hyphen_is_one_row_that_every_script_knows(
+    plot, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setitem(STRATEGIES, "reverse-SB", STRATEGIES["SB"])
+    for dynamic, shuffled in product((False, True), (False, True)):
+        batching = Batching("reverse-SB", dynamic, shuffled)
+        assert read_batching(str(batching)) == batching
+        hparams = create_hparams(f"batching={batching}")
+        assert tuple(getattr(hparams, name) for name in Batching._fields) == batching
+    # plot_batching.py: its table, and the picture of all strategies
+    draw, drawn = plot_batching.draw_batches, []
+    monkeypatch.setattr(plot_batching, "draw_parameters", lambda *_: None)  # takes longest
+    monkeypatch.setattr(
+        plot_batching, "draw_batches", lambda *args: drawn.extend(args[2]) or draw(*args)
+    )
+    printed = plot("lengths.txt", "--seeds=2")
+    assert "| reverse-SB | " in printed and "| reverse-SB-DBS | " in printed
+    assert "reverse-SB" in drawn
+    # results.py: its tables and the figure
+    for name in ("RAND", "reverse-SB-DBS-BR"):
+        write_run(tmp_path / "runs", name)
+    results.main([f"{tmp_path}/runs", f"--figure={tmp_path}/figure4"])
+    assert capsys.readouterr().out.count("| reverse-SB-DBS-BR |") == 3  # and Tables 2 and 3
+    assert (tmp_path / "figure4").exists()
+    # bench_step.py: its arguments
+    benchmark = Forked("-c", BENCHMARK, "--epoch", "--batchings", "reverse-SB-DBS-BR", "reverse")
+    _, errors = benchmark.communicate()
+    assert benchmark.returncode == 2
+    assert "batching=reverse: use one of RAND, SB, SSB, BKT, ATS, reverse-SB; " in errors
+
+
+@pytest.mark.parametrize("name", ["", "SBB", "RAND-BR", "SB-BR-DBS", "SB-DBS-DBS", "-DBS", "SB-"])
+def test_what_is_no_batching_is_refused(name):
+    with pytest.raises(ValueError, match=f"^batching={name}: use one of RAND, SB, "):
+        read_batching(name)

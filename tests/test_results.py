@@ -4,14 +4,15 @@ import json
 import math
 import re
 from importlib.util import module_from_spec, spec_from_file_location
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT
 from scipy import stats
 
+from batching import read_batching
 from cli import UserError
 from hparams import MAY_CHANGE, HParams
 from scripts import results
@@ -22,14 +23,12 @@ NAN = float("nan")
 def write_run(folder, name="RAND", seed=0, losses=(1.0,) * 4, **changed) -> Path:
     """A run that is validated every two epochs. ``changed``: settings, and what the run recorded
     of its start and its epochs."""
-    strategy, *operations = name.split("-")
     settings = vars(HParams()) | {"seed": seed, "epochs": 2 * len(losses)}
-    settings |= {"batching_strategy": strategy, "dynamic_batch_size": "DBS" in operations}
-    settings["batch_randomization"] = "BR" in operations
-    start = {"event": "start", "device": "CPU", "threads": 2, "decoder": "scan"}
-    start |= {"precision": "fp32", "torch": "2.13", "training_frames": 540, "validation_frames": 60}
+    settings |= read_batching(name)._asdict()
+    start = {"event": "start", "epoch": 0, "device": "CPU", "threads": 2, "decoder": "scan"}
+    start |= {"torch": "2.13", "training_frames": 540, "validation_frames": 60}
     epoch = {"zpr": 0.1, "abl": 50.0, "n_batches": 4, "total_length": 1000, "minutes": 1.0}
-    for recorded in (settings, start, epoch):
+    for recorded in (start, settings, epoch):
         recorded |= {key: changed.pop(key) for key in set(recorded) & set(changed)}
     assert not changed
     records = [start]
@@ -66,12 +65,12 @@ def tables(text: str) -> list[dict[str, dict[str, str]]]:
 
 
 def test_tables_2_to_4_have_the_means_over_seeds_beside_the_papers(tmp_path, printed):
-    write_run(tmp_path, "SB", 0, [6.0] * 4, zpr=0.01, total_length=500, lrf=0.5)
+    write_run(tmp_path, "SB", 0, [6.0] * 4, zpr=0.01, total_length=500)
     for seed, end in ((0, 1.0), (1, 3.0)):
         losses = [8.0, 5.0, 2.0, end]
         write_run(tmp_path, "RAND", seed, losses, minutes=2.0 + seed, zpr=0.3 + seed / 50)
     write_run(tmp_path, "SSB", 0, [4.0] * 4, minutes=2.0)
-    runs, table2, table3, table4 = tables(printed(tmp_path, "--output", tmp_path / "out"))
+    runs, table2, table3, table4 = tables(printed(tmp_path, "--figure", tmp_path / "new/figure4"))
     assert list(runs) == list(table2) == ["RAND", "SB", "SSB"]
     # VL1 after 4 of 8 epochs: (8 + 5 + 2) / 3. VL2 after 6: (5 + 2 + end) / 3, 2.667 and 3.333.
     # VL3 after 8: (2 + end) / 2, 1.5 and 2.5. VLavg: (5 + 2 + end) / 3.
@@ -79,135 +78,98 @@ def test_tables_2_to_4_have_the_means_over_seeds_beside_the_papers(tmp_path, pri
         "Batching": "RAND",
         "Seeds": "2",
         "ZPR %": "31.00 ± 1.00 (32.02)",
-        "ABL": "50.0 ± 0.0 (773.82)",
-        "min/epoch": "2.500 ± 0.500 (32.82)",
+        "ABL": "50.00 ± 0.00 (773.82)",
+        "min/epoch": "2.500 ± 0.500 (32.820)",
         "VL1": "5.000 ± 0.000 (0.340)",
         "VL2": "3.000 ± 0.333 (0.323)",
         "VL3": "2.000 ± 0.500 (0.312)",
         "VLavg": "3.000 ± 0.333 (0.325)",
     }
     assert runs["RAND"]["validation loss"] == "2.0000 ± 1.0000"
-    assert (runs["RAND"]["time"], runs["SB"]["time"]) == ("+0.0 %", "-60.0 %")
     assert table3["SB"]["time saved %"] == "60.00 (33.97)"
     assert table3["SB"]["fewer decoder steps %"] == "50.00"
-    assert table4["SB"]["reduction %"] == "33.33 (6.75)"  # from 6 to 4
-    assert (tmp_path / "out/figure4.png").stat().st_size > 10_000
-    assert table2 == tables((tmp_path / "out/table2.md").read_text())[0]
+    assert table4["SB → SSB"]["reduction %"] == "33.33 (6.75)"  # from 6 to 4
+    assert (tmp_path / "new/figure4").stat().st_size > 10_000
 
 
 def test_losses_are_smoothed_at_the_papers_stages_as_far_as_they_are_known():
-    for last, expected in ((220, [100, 160, 220]), (44, [20, 32, 44])):
-        epochs = list(range(2, last + 1, 2))
-        assert [epochs[i] for i in results.stages(epochs, 0)] == expected
-        later = [epoch + 30 for epoch in epochs]  # from a checkpoint
-        assert [later[i] for i in results.stages(later, 30)] == [e + 30 for e in expected]
-    curve = [100.0, 90.0, 80.0, 60.0, 50.0, 40.0, 30.0, 20.0, 10.0, 8.0, 6.0]
-    losses = dict(zip(range(2, 23, 2), curve, strict=True))
-    epochs = list(losses)
+    def stages(losses: list[float], start: int = 0, end: int = 0) -> list[float]:
+        """Those of a run that began at epoch ``start`` and was validated every two."""
+        n = 2 * len(losses)
+        epochs = pd.DataFrame(index=range(start + 1, start + n + 1))
+        index = range(start + 2, start + n + 1, 2)
+        validations = pd.DataFrame({"loss": losses}, index, dtype=float)
+        settings = {"epochs_per_validation": 2}
+        run = results.Run(None, None, settings, start + n, end or start + n, epochs, validations)
+        return results.pick_stages(run).to_list()
+
+    for start in (0, 30):  # 30: from a checkpoint
+        for last, expected in ((220, [100, 160, 219]), (44, [20, 32, 43])):
+            line = list(range(2, last + 1, 2))  # so the mean of three is the middle one
+            assert stages(line, start)[:3] == expected
+    losses = [100.0, 90.0, 80.0, 60.0, 50.0, 40.0, 30.0, 20.0, 10.0, 8.0, 6.0]
     # After 10 epochs: 60, 50, 40; after 16: 30, 20, 10; after 22: 8, 6 and no next.
-    expected = {"VL1": 50, "VL2": 20, "VL3": 7, "VLavg": 164 / 7}
-    assert results.staged(losses, epochs, 0) == pytest.approx(expected)
-    unfinished = {epoch: losses[epoch] for epoch in epochs[:8]}
-    expected = {"VL1": 50, "VL2": NAN, "VL3": NAN, "VLavg": NAN}
-    assert results.staged(unfinished, epochs, 0) == pytest.approx(expected, nan_ok=True)
-    recovered = losses | {16: NAN}  # what follows a loss that is not finite does not count
-    assert results.staged(recovered, epochs, 0) == pytest.approx(expected, nan_ok=True)
-    assert results.staged(losses, epochs[:3], 0) == {}  # smoothing would average all
+    assert stages(losses) == pytest.approx([50, 20, 7, 164 / 7])
+    assert stages(losses[:8], end=22) == pytest.approx([50, NAN, NAN, NAN], nan_ok=True)
+    losses[7] = NAN
+    assert stages(losses) == pytest.approx([50, NAN, 7, NAN], nan_ok=True)
+    assert np.isnan(stages(losses[:3])).all()  # smoothing would average all
 
 
-def test_settings_that_differ_are_columns(tmp_path, printed):
-    for name, size, seed, loss in (("RAND", 4, 0, 4.0), ("SB", 16, 0, 1.0), ("SB", 16, 1, 3.0)):
-        write_run(tmp_path, name, seed, [loss] * 4, batch_size=size)
+def test_what_differs_is_a_column_and_so_are_rates_and_conditions(tmp_path, printed):
+    write_run(tmp_path, "RAND", 0, batch_size=16)
+    write_run(tmp_path, "SB", 0, batch_size=4, lrf=0.5, learning_rate=2e-3, torch="2.14")
+    changes = {"max_decoder_steps": 2000, "data_dir": "elsewhere"}  # tell no runs apart
+    assert MAY_CHANGE.issuperset(changes)
+    write_run(tmp_path, "SB", 1, batch_size=4, lrf=0.5, learning_rate=2e-3, **changes)
     text = printed(tmp_path)
-    (rows,) = tables(text)  # the paper's have one batch size
-    assert [(row["batch_size"], row["seeds"]) for row in rows.values()] == [("4", "1"), ("16", "2")]
-    assert "only masked ones compare" in text
-    assert (rows["SB"]["validation loss"], rows["SB"]["masked"]) == ("–", "4.0000 ± 2.0000")
-    write_run(tmp_path / "again", "SB", 1, batch_size=16)
-    with pytest.raises(UserError, match="have the same settings and seed; name one of them"):
+    assert "The runs had different learning rates: 0.001, 0.002." in text
+    rows = tables(text)[0]
+    columns = ["batch_size", "lrf", "learning_rate", "seeds", "torch", "epochs"]
+    assert list(rows["SB"])[1:7] == columns
+    assert [rows["SB"][name] for name in columns] == ["4", "0.5", "0.002", "2", "2.14, 2.13", "8/8"]
+    assert "All runs had a learning rate of 0.002." in printed(tmp_path / "SB")
+    write_run(tmp_path / "again", "SB", 1, batch_size=4, lrf=0.5, learning_rate=2e-3)
+    with pytest.raises(UserError, match="has the settings and seed of another run; name one of"):
         printed(tmp_path)
 
 
-def test_settings_that_may_change_within_a_run_tell_no_runs_apart(tmp_path, printed):
-    """The decoder too, which a record has as a setting and as a condition of its times."""
-    changes = {
-        "max_decoder_steps": 2000, "num_workers": 3, "data_dir": "elsewhere", "decoder": "reference"
-    }  # fmt: skip
-    assert MAY_CHANGE.issuperset(changes)
-    write_run(tmp_path, "SB", 0)
-    write_run(tmp_path, "SB", 1, **changes)
-    (table,) = tables(printed(tmp_path))
-    assert table["SB"]["seeds"] == "2" and not changes.keys() & table["SB"].keys()
-
-
-def test_a_setting_that_a_record_lacks_came_later_and_has_its_default(tmp_path, printed):
-    old = write_run(tmp_path / "old", "RAND")
-    write_run(tmp_path / "new", "RAND", learning_rate_decay=0.5)
-    settings = json.loads((old / "hparams.json").read_text())
-    del settings["learning_rate_decay"], settings["hours"]
-    (old / "hparams.json").write_text(json.dumps(settings))
-    assert re.findall(r"RAND \| +(0\.[05]) \|", printed(tmp_path)) == ["0.0", "0.5"]
-
-
-@pytest.mark.parametrize(
-    ("changed", "note", "column"),
-    [
-        ({"device": "H100"}, "times are not compared: device=CPU in", "time"),
-        ({"training_frames": 541}, "times are not compared: the runs were trained on", "time"),
-        ({"validation_frames": 61}, "losses are left out: validation_frames=60 in", "masked"),
-        ({"mel_fmax": 7000.0}, "losses are left out: mel_fmax=", "masked"),
-        ({"n_frames_per_step": 2}, "losses are left out: runs have other numbers of", "masked"),
-    ],
-)
-def test_what_does_not_compare_is_left_out_whichever_run_comes_first(
-    tmp_path, printed, changed, note, column
-):
-    paths = [write_run(tmp_path, name) for name in ("RAND", "SB")]
-    paths.append(write_run(tmp_path, "SSB", **changed))
-    for order in permutations(paths):
-        text = printed(*order)
-        assert note in text
-        for row in tables(text)[0].values():
-            assert [name for name in ("time", "masked") if row[name] == "–"] == [column]
-
-
-def test_unfinished_and_diverged_runs_count_as_far_as_they_came(tmp_path, printed):
+def test_a_number_that_not_all_seeds_have_is_left_open(tmp_path, printed):
     write_run(tmp_path, "RAND", 0, [3.0, 2.0, 1.0, 0.5])
     other = write_run(tmp_path, "RAND", 1, [3.0, 4.0], epochs=8)
     with open(other / "metrics.jsonl", "a") as file:
         file.write('{"event": "epo')  # it is being written
     write_run(tmp_path, "SB", 0, [3.0, NAN, NAN, NAN])
-    (write_run(tmp_path, "SSB") / "metrics.jsonl").unlink()
-    text = printed(tmp_path)
-    rows = tables(text)[0]
-    assert rows["RAND"]["epochs"] == "8/8, 4/8"
-    assert rows["RAND"]["validation loss"] == "3.0000 ± 1.0000"  # after 4 epochs, as both have
-    assert rows["SB"]["validation loss"] == "–"
-    assert "SB/seed0: a loss is not finite" in text
-    assert "SSB/seed0: no epoch has ended yet" in text
+    write_run(tmp_path, "SSB", 0, [5.0] * 4)
+    write_run(tmp_path, "ATS", 0, [], epochs=8)
+    runs, table2, *_ = tables(printed(tmp_path, "--figure", tmp_path / "figure4"))
+    assert [row["epochs"] for row in runs.values()] == ["8/8, 4/8", "8/8", "8/8", "0/8"]
+    losses = [row["validation loss"] for row in runs.values()]
+    assert losses == ["2.2500 ± 1.7500", "–", "5.0000", "–"]
+    known = {"RAND": "– (0.312)", "SB": "– (0.385)", "SSB": "5.000 (0.359)", "ATS": "–"}
+    assert {name: row["VL3"] for name, row in table2.items()} == known
 
 
 def test_runs_of_so_many_hours_are_compared_at_their_own_ends(tmp_path, printed):
     """The seeds of a row may have different numbers of epochs; an end that is not decided is
     unknown."""
     for seed, losses in ((0, (3.0, 2.0)), (1, (3.0, 2.5, 1.0))):
-        run = write_run(tmp_path, "RAND", seed, losses, hours=8.0)
+        run = write_run(tmp_path, "RAND", seed, losses, hours=8.0, epochs=220)
+        end = {"event": "end", "epoch": 1, "hours": 8.0, "epochs": 2 * len(losses)}
         with open(run / "metrics.jsonl", "a") as file:
-            file.write(json.dumps({"event": "end", "hours": 8.0, "epochs": 2 * len(losses)}) + "\n")
-    run = write_run(tmp_path, "SSB", 0, (1.0,), hours=8.0)
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(lines[:-1]))  # not validated yet
-    first, second = re.findall(r"\| +(?:RAND|SSB) \|.*", printed(tmp_path))
-    assert "| 4/4, 6/6 |" in first and "1.5000 ± 0.5000" in first
-    assert re.search(r"\| +2/\? \|", second)
+            file.write(json.dumps(end) + "\n")
+    write_run(tmp_path, "SSB", 0, (1.0,), hours=8.0, epochs=220)
+    (rows,) = tables(printed(tmp_path))
+    assert [row["epochs"] for row in rows.values()] == ["4/4, 6/6", "2/?"]
+    assert rows["RAND"]["validation loss"] == "1.5000 ± 0.5000"
 
 
 def test_what_cannot_be_read_is_named(tmp_path, printed):
     with pytest.raises(UserError, match="holds no run; name the output"):
         printed(tmp_path)
     path = write_run(tmp_path)
-    (path / "metrics.jsonl").write_text('{"event": "epoch", "epoch": 0}\n')
-    with pytest.raises(UserError, match=rf"^{path}/metrics.jsonl: cannot be read .*; name the .*$"):
+    (path / "metrics.jsonl").write_text("5\n")
+    with pytest.raises(UserError, match=rf"^{path}/metrics.jsonl: cannot be read .*; name ano"):
         printed(tmp_path)
 
 

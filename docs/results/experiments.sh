@@ -24,7 +24,7 @@ every="guided_attention_weight=1,batch_size=8,attention_location_n_filters=8,che
 
 ten="RAND SSB-DBS-BR SB SSB SB-BR SSB-BR SB-DBS SSB-DBS BKT-BR ATS-BR"
 model="hop_length=551,symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=160,attention_dim=64,decoder_rnn_dim=160,postnet_embedding_dim=128,p_encoder_dropout=0.3,p_postnet_dropout=0.3"
-voice="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,$every"
+voice="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,$every,bucket_size=192,n_bins=24"  # which pad like SSB
 
 reader="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,batch_size=8,symbols_embedding_dim=256,encoder_embedding_dim=256,prenet_dim=128,attention_rnn_dim=256,attention_dim=64,attention_location_n_filters=16,decoder_rnn_dim=256,postnet_embedding_dim=256,p_encoder_dropout=0.3,p_postnet_dropout=0.3,checkpoint_minutes=0,keep_checkpoints=1"
 
@@ -53,16 +53,19 @@ train() {
     fi
 }
 
+# run FOLDER EXPERIMENT OPTION...: trains one experiment of one seed into FOLDER/EXPERIMENT/seedN
+run() {
+    OUTPUT=$1 EXPERIMENTS=$2 SEEDS=$seed bash scripts/run_all.sh "${@:3}"
+}
+
 voice() {  # 4 epochs of RAND; then of each experiment 6, and 6 with a lower learning rate
     local experiment
     for seed in ${seeds:-0 1000 2000}; do
-        bash scripts/run_all.sh --output runs/voice/start --only RAND --epochs 4 --seeds "$seed" \
-            --hparams "$voice,learning_rate=2e-3"
+        run runs/voice/start RAND --hparams "$voice,epochs=4,learning_rate=2e-3"
         for experiment in $ten; do
-            bash scripts/run_all.sh --start runs/voice/start/RAND --output runs/voice/common \
-                --epochs 10 --only "$experiment" --seeds "$seed" --hparams learning_rate=1e-3
-            bash scripts/run_all.sh --start "runs/voice/common/$experiment" --output runs/voice/annealed \
-                --epochs 16 --only "$experiment" --seeds "$seed" --hparams learning_rate=3e-4
+            START=runs/voice/start/RAND run runs/voice/common "$experiment" --hparams epochs=10,learning_rate=1e-3
+            START=runs/voice/common/$experiment run runs/voice/annealed "$experiment" \
+                --hparams epochs=16,learning_rate=3e-4
         done
     done
 }
@@ -74,19 +77,18 @@ rates() {  # SEEDS: equal epochs from nothing, each rate falling to 0 over the s
     for seed in ${seeds:-0 1000 2000}; do
         for rate in 1e-3 2e-3 5e-4 4e-3; do
             for experiment in RAND SSB-BR SSB-DBS-BR; do
-                bash scripts/run_all.sh --preset nvidia --output runs/rates/$rate --only $experiment \
-                    --epochs 12 --seeds "$seed" --hparams \
-                    "$fair,learning_rate=$rate,learning_rate_decay=0.5,epochs_per_checkpoint=1"
+                run runs/rates/$rate $experiment --preset nvidia --hparams \
+                    "$fair,epochs=12,learning_rate=$rate,learning_rate_decay=0.5,epochs_per_checkpoint=1"
             done
         done
     done
 }
 
 predicted() {  # same_time's epochs, on an idle core: three rounds, in an order that rotates
+    local seed=0 round experiment
     for round in 0 1 2; do
         for experiment in $(echo RAND SSB-BR SSB-DBS-BR RAND SSB-BR | cut -d ' ' -f $((round + 1))-$((round + 3))); do
-            bash scripts/run_all.sh --preset nvidia --output runs/predicted/round$round --only "$experiment" \
-                --epochs 1 --seeds 0 --hparams "$fair"
+            run runs/predicted/round$round "$experiment" --preset nvidia --hparams "$fair,epochs=1"
         done
     done
 }
@@ -101,9 +103,8 @@ same_time() {  # SEEDS ARMS
             i=$(((i + seed / 1000) % 4))
             [[ " ${2:-0 1 2 3} " = *" $i "* ]] || continue
             IFS=, read -r experiment epochs <<< "${arms[i]}"
-            bash scripts/run_all.sh --preset nvidia --output runs/same_time/epochs$epochs \
-                --only $experiment --epochs $epochs --seeds "$seed" --hparams \
-                "$fair,learning_rate_decay=0.5,epochs_per_checkpoint=1"
+            run runs/same_time/epochs$epochs $experiment --preset nvidia --hparams \
+                "$fair,epochs=$epochs,learning_rate_decay=0.5,epochs_per_checkpoint=1"
             folder=runs/same_time/epochs$epochs/$experiment/seed$seed
             for speech in 0 1 2 3; do  # seeds of the prenet's dropout
                 [ -e $folder/speech${speech}_clips.csv ] || "$PYTHON" scripts/evaluate.py \
