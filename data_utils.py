@@ -23,21 +23,21 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from batching import STRATEGIES, EpochBatchSampler, plan_batches
-from cli import UserError, make_folder, replacing
+from cli import UserError, make_folder, replace_file
 from corpus.audio import MelSpectrogram
 from corpus.clips import (
     Clip,
     Problem,
     check_samples,
-    in_threads,
+    map_in_threads,
     padded_frames,
+    raise_problems,
     read_clips,
     read_lines,
     read_samples,
-    refuse,
+    read_speak_texts,
     report_unknown_characters,
     split_names,
-    texts_to_speak,
 )
 from hparams import AUDIO, HParams
 from layers import length_mask
@@ -79,7 +79,7 @@ def open_data(clips: Clips, hparams: HParams, rank: int = 0, world_size: int = 1
     Raises:
         UserError: a setting does not go with the clips, or their mels cannot be computed.
     """
-    texts = texts_to_speak(hparams)
+    texts = read_speak_texts(hparams)
     sampler = training_sampler(clips.train, hparams, rank, world_size)
     mels = open_mels([*clips.train, *clips.val], hparams)
     return Data(
@@ -138,7 +138,7 @@ def load_data(hparams: HParams) -> Clips:
     train_problems += find_too_long(train, hparams) + check_samples(unchecked(train), hparams)
     val_problems += check_samples(unchecked(val), hparams)
     if hparams.on_bad_clip == "error":
-        refuse(train_problems + val_problems)
+        raise_problems(train_problems + val_problems)
     train = leave_out(train, train_problems, hparams.training_files)
     val = leave_out(val, val_problems, hparams.validation_files)
     trained_on = {tuple(clip.ids) for clip in train}
@@ -178,7 +178,7 @@ def leave_out(clips: Sequence[Clip], problems: Sequence[Problem], filelists: str
     if len(bad) > MAX_SKIPPED * n_lines:
         count = f"{len(bad)} of {n_lines} clips cannot be used"
         limit = f"on_bad_clip=skip leaves out at most {MAX_SKIPPED:.0%}"
-        refuse(problems, f"{filelists}: {count}, and {limit}; fix them")
+        raise_problems(problems, f"{filelists}: {count}, and {limit}; fix them")
     for problem in sorted(problems, key=Problem.line):
         print(f"skipped: {problem}")
     if bad:
@@ -237,7 +237,7 @@ def open_mels(clips: Sequence[Clip], hparams: HParams) -> Mels:
     if not hparams.cache_mels:
         return compute
     make_folder(cache.folder, "set mel_cache_dir to another folder")
-    in_threads(lambda clip: cache.save(clip, compute(clip)), missing, "mels")
+    map_in_threads(lambda clip: cache.save(clip, compute(clip)), missing, "mels")
     return cache
 
 
@@ -267,7 +267,8 @@ class MelCache:
             return False
 
     def save(self, clip: Clip, mel: np.ndarray) -> None:
-        with replacing(self.path(clip), durable=False) as file:  # a mel that is lost is made again
+        # A mel that is lost is made again.
+        with replace_file(self.path(clip), durable=False) as file:
             np.save(file, mel)
 
     def __call__(self, clip: Clip) -> np.ndarray:

@@ -25,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import cli
 import data_utils
-from cli import UserError, counted
+from cli import UserError, pluralize
 from data_utils import Batch, Data, load_ahead
 from decoder import check_fast_path
 from hparams import HParams
@@ -37,10 +37,10 @@ from training import checkpoint, distributed, logger, memory, start
 from training.arguments import parse_args
 from training.device import (
     choose_device,
-    full_precision,
     keep_memory,
     peak_memory,
     synchronize,
+    use_full_precision,
     why_no_gpu,
 )
 from training.schedule import Progress, learning_rate, plan_hours
@@ -83,7 +83,7 @@ def train(args: argparse.Namespace) -> None:
             origin = start.start_anew(args.hparams, args.preset)
         hparams, progress = origin.hparams, origin.progress
         if progress.epoch >= progress.end:
-            print(f"{origin.source}: {counted(progress.epoch, 'epoch')} of {progress.end} done")
+            print(f"{origin.source}: {pluralize(progress.epoch, 'epoch')} of {progress.end} done")
             return
         device = choose_device(hparams)
         if reason := why_no_gpu():
@@ -128,8 +128,8 @@ def train(args: argparse.Namespace) -> None:
                 run.end_epoch()
         except Stopped as stopped:
             path = run.save()
-            epochs = counted(progress.epoch, "epoch")
-            batches = counted(progress.batch, "batch", "es")
+            epochs = pluralize(progress.epoch, "epoch")
+            batches = pluralize(progress.batch, "batch", "es")
             print(f"{stopped}: saved {path} after {epochs} and {batches}; --resume continues there")
             sys.exit(stopped.status)
     run.logger.close()
@@ -163,7 +163,7 @@ class Run:
             UserError: decoder=scan was asked for, and the modules have been changed.
         """
         batch = data_utils.short_batch(self.data.train_set, self.device)
-        with full_precision():
+        with use_full_precision():
             note = check_fast_path(self.model, batch)
             if note and self.hparams.decoder == "scan":
                 raise UserError(f"setting decoder=scan: {note}; use decoder=auto")

@@ -166,7 +166,7 @@ def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run
         assert math.isclose(last[name], value, rel_tol=1e-12), name
 
     # One process goes on from the start of an epoch.
-    for path in checkpoint.checkpoints(whole):
+    for path in checkpoint.find_checkpoints(whole):
         progress = checkpoint.load_checkpoint(path)["progress"]
         if (progress["epoch"], progress["batch"]) > (1, 0):
             path.unlink()

@@ -16,7 +16,7 @@ from hparams import HParams
 from model import Tacotron2
 from scripts import export, synthesize
 from speech import load_model
-from training.checkpoint import checkpoints, load_checkpoint, load_newest
+from training.checkpoint import find_checkpoints, load_checkpoint, load_newest
 
 
 def nvidias_layers() -> dict[str, nn.Module]:
@@ -135,7 +135,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, settings, run, traine
 
 def test_weights_alone_are_the_model_start_another_run_and_replace_no_file(tmp_path, settings, run):
     run("first", settings + "epochs=1")
-    checkpoint, path = checkpoints(tmp_path / "first")[0], tmp_path / "new" / "weights.pt"
+    checkpoint, path = find_checkpoints(tmp_path / "first")[0], tmp_path / "new" / "weights.pt"
     export.main(["-c", str(tmp_path / "first"), "-o", str(path)])
     assert list(path.parent.iterdir()) == [path]
     exported = path.read_bytes()

@@ -18,7 +18,7 @@ from corpus.audio import MelSpectrogram
 from corpus.clips import Clip, load_clips
 from hparams import HParams, create_hparams
 from scripts import prepare_corpus, prepare_ljspeech
-from training.checkpoint import load_checkpoint, saved_hparams
+from training.checkpoint import load_checkpoint, rebuild
 
 RATE = 22050
 
@@ -63,7 +63,7 @@ def printed_settings(printed):
     command = shlex.split(printed.splitlines()[-1])
     preset = command[command.index("--preset") + 1] if "--preset" in command else None
     voice = Path(command[command.index("-c") + 1]) if "-c" in command else None
-    saved = saved_hparams(load_checkpoint(voice), voice) if voice else None
+    saved = rebuild(HParams, load_checkpoint(voice)["hparams"], voice) if voice else None
     return create_hparams(command[-1], preset, saved)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cli import DISK_FULL, UserError, replacing
+from cli import DISK_FULL, UserError, replace_file
 from training import distributed
 from training.device import is_out_of_memory
 
@@ -31,17 +31,17 @@ class DamagedCheckpoint(UserError):
 # The checkpoints in a run's folder
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def find_checkpoints(folder: Path) -> list[Path]:
     """Returns a run's checkpoints without the best, newest first."""
     numbered = [path for path in folder.glob("*.pt") if re.fullmatch(r"checkpoint_\d+", path.stem)]
     return sorted(numbered, key=lambda path: int(path.stem.split("_")[1]), reverse=True)
 
 
-def checkpoint_file(path: str | Path) -> Path:
+def find_checkpoint(path: str | Path) -> Path:
     """Returns the newest checkpoint of a run if ``path`` is its folder, or the best if it has no
     other; else ``path``."""
     path = Path(path)
-    return next(iter([*checkpoints(path), *path.glob(BEST), path]))
+    return next(iter([*find_checkpoints(path), *path.glob(BEST), path]))
 
 
 def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: int) -> Path:
@@ -52,7 +52,7 @@ def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: 
         if is_best:  # first: if killed in between, the run validates and saves both again
             save_checkpoint(folder / BEST, state)
         save_checkpoint(path, state)
-        newest_first = checkpoints(folder)  # any before this one are damaged
+        newest_first = find_checkpoints(folder)  # any before this one are damaged
         for old in newest_first[newest_first.index(path) + n_kept :]:
             old.unlink()
     distributed.barrier()
@@ -64,7 +64,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
 
     Damaged ones are reported and left alone. The best one is used if all others are damaged.
     """
-    for path in [*checkpoints(folder), *folder.glob(BEST)]:
+    for path in [*find_checkpoints(folder), *folder.glob(BEST)]:
         try:
             return path, load_checkpoint(path)
         except DamagedCheckpoint as error:
@@ -85,7 +85,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         UserError: the disk is full, or the folder cannot be written.
     """
     try:
-        with replacing(path) as file:
+        with replace_file(path) as file:
             torch.save(state, file)
     except (OSError, RuntimeError) as error:
         cause = error if isinstance(error, OSError) else error.__context__  # of torch's writer

@@ -12,7 +12,7 @@ from cli import UserError
 from corpus.clips import Clip
 from data_utils import Batch, Data, collate
 from decoder import graphs
-from layers import preserved_buffers
+from layers import preserve_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from training.device import free_cached_memory, is_out_of_memory, synchronize
@@ -48,7 +48,7 @@ def try_run(
     """
     n_frames_per_step, device = model.hparams.n_frames_per_step, next(model.parameters()).device
     gpus = [device] if device.type == "cuda" else []
-    with preserved_buffers(model), torch.random.fork_rng(devices=gpus):
+    with preserve_buffers(model), torch.random.fork_rng(devices=gpus):
         for indices in largest_batches(data.train_set.clips, data.sampler, epochs):
             batch = collate([data.train_set[i] for i in indices], n_frames_per_step)
             fits = has_room(model, loss_function, optimizer, batch)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from cli import UserError, counted, make_folder
+from cli import UserError, make_folder, pluralize
 from data_utils import Data
 from hparams import MAY_CHANGE, HParams, create_hparams, quote
 from model import Tacotron2
@@ -132,7 +132,7 @@ def start_from(source: Path, warm: bool, overrides: str, preset: str | None) -> 
             del state["random_states"]
     if not hparams.hours and hparams.epochs <= progress.epoch:
         fix = f"set epochs={progress.epoch + 1} or more, or take its weights by --warm_start"
-        raise UserError(f"{source}: has {counted(progress.epoch, 'epoch')}; {fix}")
+        raise UserError(f"{source}: has {pluralize(progress.epoch, 'epoch')}; {fix}")
     progress.plan_fall(plan_epochs(hparams))
 
     ignored = hparams.ignore_layers if warm else ()
@@ -172,7 +172,7 @@ def resume(folder: Path, overrides: str, preset: str | None) -> Origin:
     n_processes = len(state["random_states"])
     if progress.batch and n_processes != distributed.WORLD_SIZE:
         raise UserError(
-            f"{source}: was saved by {counted(n_processes, 'process', 'es')} within epoch "
+            f"{source}: was saved by {pluralize(n_processes, 'process', 'es')} within epoch "
             f"{progress.epoch + 1}, now there are {distributed.WORLD_SIZE}; use torchrun "
             f"--nproc_per_node={n_processes}, or {another_run}"
         )
