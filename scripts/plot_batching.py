@@ -31,7 +31,6 @@ from hparams import HParams, create_hparams
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN_SIZE = 10_480  # clips in the paper's training set, of LJSpeech's 13,100
-PAPER = pd.read_csv(ROOT / "scripts" / "paper_table2.csv", index_col="batching")
 # Okabe and Ito's colours, which do not rely on telling red from green.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 PADDING_STYLE = {"facecolor": "#ececec", "edgecolor": "#a8a8a8", "hatch": "////", "linewidth": 0}
@@ -90,22 +89,21 @@ def mean_statistics(
     return table.mean(), table.std()
 
 
-def table(samples: list[ndarray], settings: dict[str, float], paper: bool) -> list[str]:
+def table(samples: list[ndarray], settings: dict[str, float]) -> list[str]:
     """Returns the lines of a Markdown table: means and standard deviations over the samples. The
     time saved is a prediction: if time follows the sum of the batches' lengths, as in a recurrent
     network on a GPU; and if it follows the padded size."""
     header = ["Batching", "Settings", "Batches", "ZPR %", "Padding % of data", "ABL (frames)"]
     header += ["Sum of batch lengths (frames)", "Largest batch (clips)"]
-    header += ["Time saved: recurrent, parallel"] + ["Paper: batches, ZPR %, ABL"] * paper
+    header += ["Time saved: recurrent, parallel"]
     lines = [f"| {' | '.join(header)} |", "|---|---|" + "---:|" * (len(header) - 2)]
     random, _ = mean_statistics(samples, "RAND", dynamic_batch_size=False, **settings)
     for dynamic, strategy in product((False, True), STRATEGIES):
         mean, sd = mean_statistics(samples, strategy, dynamic_batch_size=dynamic, **settings)
-        batching = Batching(strategy, dynamic)
         recurrent = 1 - mean.total_length / random.total_length
         parallel = 1 - (1 + mean.zpr_of_data) / (1 + random.zpr_of_data)
         cells = [
-            str(batching),
+            str(Batching(strategy, dynamic)),
             ", ".join(f"{name}={settings[name]}" for name in STRATEGIES[strategy].settings),
             f"{mean.n_batches:,.1f} ± {sd.n_batches:,.1f}",
             f"{100 * mean.zpr:.2f} ± {100 * sd.zpr:.2f}",
@@ -115,20 +113,8 @@ def table(samples: list[ndarray], settings: dict[str, float], paper: bool) -> li
             f"{mean.max_batch_size:,.0f}",
             f"{100 * recurrent:.1f} %, {100 * parallel:.1f} %",
         ]
-        if paper:
-            cells.append(paper_statistics(batching))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
-
-
-def paper_statistics(batching: Batching) -> str:
-    """Returns the paper's batches, ZPR % and ABL, which BR does not change; "–" if it has none."""
-    for shuffled in (False, True):
-        name = str(batching._replace(batch_randomization=shuffled))
-        if name in PAPER.index:
-            row = PAPER.loc[name]
-            return f"{row.n_batches:.0f}, {row.zpr:.2f}, {row.abl:.2f}"
-    return "–"
 
 
 # The figures
@@ -255,17 +241,16 @@ def parse_args(argv: Sequence[str] | None) -> Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     hparams = create_hparams(args.hparams)
-    is_paper = args.lengths is None
-    if is_paper:
-        samples = ljspeech_samples(args.seeds)
-    else:
+    if args.lengths:
         samples = [read_lengths(args.lengths, hparams)] * args.seeds
+    else:
+        samples = ljspeech_samples(args.seeds)
     names = {name for strategy in STRATEGIES.values() for name in strategy.settings}
     settings = {name: getattr(hparams, name) for name in ("batch_size", *names)}
     make_folder(args.output_dir)
     print(f"{len(samples[0]):,} clips, base batch size {hparams.batch_size};", end=" ")
     print(f"mean ± sd over {args.seeds} seeds. BR changes none of these.\n")
-    print(*table(samples, settings, is_paper), "", sep="\n")
+    print(*table(samples, settings), "", sep="\n")
     with rc_context(STYLE):
         draw_all(samples, args.output_dir, settings)
 

@@ -126,8 +126,7 @@ def pick_stages(run: Run) -> pd.Series:
         target = start + (end - start) * stage / 220
         distances = [abs(epoch - target) for epoch in epochs]
         stages.append(distances.index(min(distances)))
-    smoothed = smooth(losses)
-    values = [smoothed[i] for i in stages]
+    values = [smooth(losses)[i] for i in stages]
     values.append(fmean(losses[stages[0] :]))
     return pd.Series(values, STAGED)
 
@@ -257,7 +256,8 @@ def draw_figure4(runs: Sequence[Run], path: Path) -> None:
         axes.fill_between(seeds.index, seeds.min(axis=1), seeds.max(axis=1), alpha=0.12)
     axes.set(xlabel="epochs", ylabel="validation loss, smoothed")
     axes.grid(alpha=0.25)
-    axes.legend(title="shaded: range over seeds", loc="upper left", bbox_to_anchor=(1, 1))
+    legend = "dashed: DBS; circles: BR;\nshaded: range over seeds"
+    axes.legend(title=legend, loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=160, format="png")
 
 
