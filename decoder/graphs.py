@@ -1,8 +1,9 @@
 """CUDA graphs of the loops of decoder.scan, so that a GPU's kernels are not launched one by one.
 
-A loop is a dataclass. Its fields are what all its steps read; ``run(*tensors)`` computes some steps
-and writes to the first ``n_written`` tensors. On a GPU, the kernels of STEPS steps are captured
-once for each shape, by the same ``run`` that is otherwise called, and replayed from then on.
+A loop is a dataclass. Its fields are what all its steps read; ``run(written, *read)`` computes some
+steps, reads all of these tensors, and writes to those of ``written``, a NamedTuple, of which the
+first has a row for each step. On a GPU, the kernels of STEPS steps are captured once for each
+shape, by the same ``run`` that is otherwise called, and replayed from then on.
 """
 
 import gc
@@ -31,34 +32,35 @@ class Captured:
     def __init__(self, loop: Any) -> None:
         self.loop, self.graph = loop, None
 
-    def run(self, *tensors: Tensor | None) -> None:
-        """Does what the loop's ``run`` does. The first tensor has a row for each step."""
-        if _enabled and len(tensors[0]) == STEPS:
+    def run(self, written: Any, *read: Tensor | None) -> None:
+        """Does what the loop's ``run`` does."""
+        if _enabled and len(written[0]) == STEPS:
             if self.graph is None:
-                self.graph = _find_graph(self.loop, tensors) or False
+                self.graph = _find_graph(self.loop, written, read) or False
                 if self.graph:
                     self.graph.load(self.loop)
             if self.graph:
-                return self.graph.run(tensors)
-        return self.loop.run(*tensors)
+                return self.graph.run(written, read)
+        return self.loop.run(written, *read)
 
 
 class Graph:
     """A graph of a loop, on buffers that all graphs share: copies in, replays, copies out."""
 
-    def __init__(self, loop: Any, tensors: Sequence[Tensor | None]) -> None:
+    def __init__(self, loop: Any, written: Any, read: Sequence[Tensor | None]) -> None:
         self.constants = {name: _buffer(name, x) for name, x in _tensors(loop).items()}
-        self.tensors = [_buffer(i, x) for i, x in enumerate(tensors)]
-        self.n_written = loop.n_written
-        self.cuda_graph = _capture(replace(loop, **self.constants), self.tensors)
+        buffers = [_buffer(i, x) for i, x in enumerate((*written, *read))]
+        self.written = type(written)(*buffers[: len(written)])
+        self.read = buffers[len(written) :]
+        self.cuda_graph = _capture(replace(loop, **self.constants), self.written, self.read)
 
     def load(self, loop: Any) -> None:
         _copy(self.constants.values(), _tensors(loop).values())
 
-    def run(self, tensors: Sequence[Tensor | None]) -> None:
-        _copy(self.tensors, tensors)
+    def run(self, written: Any, read: Sequence[Tensor | None]) -> None:
+        _copy((*self.written, *self.read), (*written, *read))
         self.cuda_graph.replay()
-        _copy(tensors[: self.n_written], self.tensors[: self.n_written])
+        _copy(written, self.written)
 
 
 _graphs: dict[tuple, Graph | None] = {}  # by loop and shapes; None: it cannot be captured
@@ -87,18 +89,18 @@ def turn_off() -> bool:
     return had_buffers
 
 
-def _find_graph(loop: Any, tensors: Sequence[Tensor | None]) -> Graph | None:
+def _find_graph(loop: Any, written: Any, read: Sequence[Tensor | None]) -> Graph | None:
     """Returns the graph of ``loop`` with tensors of these shapes; None if it cannot be captured."""
-    values = *(getattr(loop, field.name) for field in fields(loop)), *tensors
+    values = *(getattr(loop, field.name) for field in fields(loop)), *written, *read
     # A captured product keeps its precision.
     key = type(loop), torch.backends.cuda.matmul.allow_tf32, *map(_spec, values)
     if key not in _graphs:
         try:
-            _graphs[key] = Graph(loop, tensors)
+            _graphs[key] = Graph(loop, written, read)
         except Exception as error:  # PyTorch raises all kinds, and the loop may run without a graph
             _graphs[key] = None
             tqdm.write(
-                f"note: no CUDA graph of {type(loop).__name__} for {tensors[0].size(1)} clips "
+                f"note: no CUDA graph of {type(loop).__name__} for {written[0].size(1)} clips "
                 f"({_first_line(error)}); it runs without, more slowly"
             )
     return _graphs[key]
@@ -111,8 +113,8 @@ def _first_line(error: BaseException) -> str:
     return shorten(f"{type(error).__name__}: {error}".partition("\n")[0], 100, placeholder=" ...")
 
 
-def _capture(loop: Any, tensors: Sequence[Tensor | None]) -> torch.cuda.CUDAGraph:
-    """Captures the kernels of ``loop.run(*tensors)``; raises whatever PyTorch does."""
+def _capture(loop: Any, written: Any, read: Sequence[Tensor | None]) -> torch.cuda.CUDAGraph:
+    """Captures the kernels of ``loop.run(written, *read)``; raises whatever PyTorch does."""
     current, stream, graph = torch.cuda.current_stream(), _stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(current)
     was_collecting = gc.isenabled()
@@ -120,18 +122,18 @@ def _capture(loop: Any, tensors: Sequence[Tensor | None]) -> torch.cuda.CUDAGrap
     try:
         # Not by torch.cuda.graph(), which empties the caches before each of them.
         with torch.cuda.stream(stream):
-            loop.run(*tensors)  # libraries allocate what they need
+            loop.run(written, *read)  # libraries allocate what they need
             try:
                 # The loader's thread may pin memory meanwhile: stricter modes forbid it.
                 graph.capture_begin(_pool(), capture_error_mode="thread_local")
                 try:
-                    loop.run(*tensors)
+                    loop.run(written, *read)
                 finally:
                     graph.capture_end()
             except Exception:
                 # The random generator may still be capturing (PyTorch's issue 171263); then nothing
                 # could be drawn.
-                generator = torch.cuda.default_generators[tensors[0].get_device()]
+                generator = torch.cuda.default_generators[written[0].get_device()]
                 generator.graphsafe_set_state(generator.clone_state())
                 _pool.cache_clear()  # nothing else can be captured into this one
                 raise

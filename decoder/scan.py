@@ -24,7 +24,7 @@ features, A attention features, W characters in a location filter.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -142,7 +142,7 @@ class _LSTM(torch.autograd.Function):
         loop = graphs.on_device(LSTMForward(weight_hh, B, scale), x.device)
         for t in range(0, T, STEPS):
             steps, after = slice(t, t + STEPS), slice(t, t + STEPS + 1)  # one from before step t
-            loop.run(gates[steps], cell[after], hidden[after], _steps(mask, t))
+            loop.run(LSTMStates(gates[steps], cell[after], hidden[after]), _steps(mask, t))
         ctx.save_for_backward(x, weight_ih, weight_hh, mask, gates, cell, hidden)
         ctx.scale = scale
         return hidden[1:]
@@ -157,12 +157,29 @@ class _LSTM(torch.autograd.Function):
         loop = graphs.on_device(LSTMBackward(weight_hh, B, ctx.scale), x.device)
         for t in reversed(range(0, T, STEPS)):
             steps, after = slice(t, t + STEPS), slice(t, t + STEPS + 1)
-            loop.run(d_gates[steps], d_next, d_cell, cell[after], d_hidden[steps], _steps(mask, t))
+            d = LSTMGradients(d_gates[steps], d_next, d_cell)
+            loop.run(d, cell[after], d_hidden[steps], _steps(mask, t))
         d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(weight_hh.dtype)
         d_x = multiply(d_gates, weight_ih.t()).to(x.dtype)  # (T, B, D)
         d_weight_ih = weight_gradient(d_gates, x)  # (4H, D)
         d_weight_hh = weight_gradient(d_gates, hidden[:-1])  # (4H, H)
         return d_x, d_weight_ih, d_weight_hh, d_bias, None, None, None
+
+
+class LSTMStates(NamedTuple):
+    """What LSTMForward writes. The first row of cell and hidden is from before the first step."""
+
+    gates: Tensor  # (n, B, 4H), at first the inputs' part; at the end activated
+    cell: Tensor  # (n + 1, B, H)
+    hidden: Tensor  # (n + 1, B, H)
+
+
+class LSTMGradients(NamedTuple):
+    """What LSTMBackward writes: gradients of what the fields are named for."""
+
+    gates: Tensor  # (n, B, 4H), at first the activated gates
+    next_gates: Tensor  # (B, 4H), of the step after these; at the end, of the first of these
+    cell: Tensor  # (B, H), from the steps after these; at the end, from all
 
 
 @dataclass(eq=False)
@@ -172,7 +189,6 @@ class Recurrence:
     weight_hh: Tensor  # (4H, H)
     B: int
     scale: float
-    n_written = 3
 
     def __post_init__(self) -> None:
         self.recur = Product(self.weight_hh, self.B)
@@ -181,9 +197,9 @@ class Recurrence:
 class LSTMForward(Recurrence):
     """Steps of an LSTM."""
 
-    def run(self, gates: Tensor, cell: Tensor, hidden: Tensor, mask: Tensor | None) -> None:
-        """Activates gates (n, B, 4H), which hold the inputs' part. The first row of cell and hidden
-        (n + 1, B, H) is from before the first step; the others are written."""
+    def run(self, states: LSTMStates, mask: Tensor | None) -> None:
+        """Computes n steps, with a mask (n, B, H) or None."""
+        gates, cell, hidden = states
         masks = _scaled(mask, self.scale, hidden)
         for t, gate in enumerate(gates):
             _cell(gate, self.recur(hidden[t]), cell[t], cell[t + 1], hidden[t + 1], masks[t])
@@ -195,32 +211,21 @@ class LSTMBackward(Recurrence):
     def __post_init__(self) -> None:
         self.recur = Product(self.weight_hh.t(), self.B)
 
-    def run(
-        self,
-        d_gates: Tensor,
-        d_next: Tensor,
-        d_cell: Tensor,
-        cell: Tensor,
-        d_output: Tensor,
-        mask: Tensor | None,
-    ) -> None:
+    def run(self, d: LSTMGradients, cell: Tensor, d_output: Tensor, mask: Tensor | None) -> None:
         """Turns activated gates into their gradients.
 
         Args:
-            d_gates: (n, B, 4H), at first the activated gates
-            d_next: (B, 4H), d_gates of the step after these; at the end, of the first of these
-            d_cell: (B, H), the cell's gradient from the steps after these; at the end, from all
-            cell: (n + 1, B, H), as forward left them
+            cell: (n + 1, B, H), as forward left it
             d_output: (n, B, H), gradients of the hidden states from all but the recurrence
             mask: (n, B, H)
         """
-        through, keep = _coefficients(d_gates, cell, mask, self.scale)
-        d_gate = d_next
-        for t in reversed(range(len(d_gates))):
+        through, keep = _coefficients(d.gates, cell, mask, self.scale)
+        d_gate = d.next_gates
+        for t in reversed(range(len(d.gates))):
             d_hidden = self.recur.plus(d_gate, d_output[t])  # (B, H)
-            d_gate = d_gates[t]
-            _cell_backward(d_gate, d_hidden, d_cell, through[t], keep[t])
-        d_next.copy_(d_gate)
+            d_gate = d.gates[t]
+            _cell_backward(d_gate, d_hidden, d.cell, through[t], keep[t])
+        d.next_gates.copy_(d_gate)
 
 
 # The LSTM with attention
@@ -243,7 +248,8 @@ class _Attend(torch.autograd.Function):
         loop = graphs.on_device(loop, x.device)
         for t in range(0, T, STEPS):
             steps, after = slice(t, t + STEPS), slice(t, t + STEPS + 1)  # one from before step t
-            loop.run(gates[steps], cell[after], features[after], past[after], _steps(mask, t))
+            states = AttendStates(gates[steps], cell[after], features[after], past[after])
+            loop.run(states, _steps(mask, t))
         ctx.save_for_backward(
             x, memory, keys, padding, weight_ih, recurrent, query, location, v, mask, gates, cell,
             features, past,
@@ -278,11 +284,13 @@ class _Attend(torch.autograd.Function):
         loop = graphs.on_device(loop, x.device)
         for t in reversed(range(0, T, STEPS)):
             steps, after = slice(t, t + STEPS), slice(t, t + STEPS + 1)
-            loop.run(
+            d = AttendGradients(
                 d_gates[steps], d_projected[steps], d_features[steps], d_next, d_cell, d_past,
-                d_keys, d_location, d_v, cell[after], past[after], projected[steps],
-                d_weights[steps], _steps(mask, t),
+                d_keys, d_location, d_v,
             )  # fmt: skip
+            loop.run(
+                d, cell[after], past[after], projected[steps], d_weights[steps], _steps(mask, t)
+            )
         d_bias, d_gates = d_gates.sum((0, 1)), d_gates.to(recurrent.dtype)
         d_x = multiply(d_gates, weight_ih.t()).to(x.dtype)  # (T, B, D)
         d_weight_ih = weight_gradient(d_gates, x)  # (4H, D)
@@ -294,6 +302,30 @@ class _Attend(torch.autograd.Function):
             d_x, d_memory, d_keys, None, d_weight_ih, d_recurrent, d_bias, d_query, d_location, d_v,
             None, None, None,
         )  # fmt: skip
+
+
+class AttendStates(NamedTuple):
+    """What AttendForward writes. The first row of all but the gates is from before the first
+    step."""
+
+    gates: Tensor  # (n, B, 4H), at first the inputs' part; at the end activated
+    cell: Tensor  # (n + 1, B, H)
+    features: Tensor  # (n + 1, B, H + E), hidden state and context
+    past: Tensor  # (n + 1, B, 2, T_in + W - 1), attention weights and their sum so far
+
+
+class AttendGradients(NamedTuple):
+    """What AttendBackward writes: gradients of what the fields are named for."""
+
+    gates: Tensor  # (n, B, 4H), at first the activated gates
+    projected: Tensor  # (n, B, A), of the queries' projections
+    features: Tensor  # (n, B, H + E), at first from all but the recurrence and attention
+    next_gates: Tensor  # (B, 4H), of the step after these; at the end, of the first of these
+    cell: Tensor  # (B, H), from the steps after these; at the end, from all
+    past: Tensor  # (B, 2, T_in), of the weights and of their sum, in the same way
+    keys: Tensor  # (B, T_in, A), to which those of these steps are added, as to the next two
+    location: Tensor  # (A, 2, W)
+    v: Tensor  # (A,)
 
 
 @dataclass(eq=False)
@@ -316,20 +348,15 @@ class Attend:
 class AttendForward(Attend):
     """Steps of an LSTM and of attention."""
 
-    n_written = 4
-
     def __post_init__(self) -> None:
         super().__post_init__()
         B, T_in, _ = self.memory.shape
         self.recur, self.project = Product(self.recurrent, B), Product(self.query, B)
         self.locate = Product(self.location.flatten(1), B * T_in)
 
-    def run(
-        self, gates: Tensor, cell: Tensor, features: Tensor, past: Tensor, mask: Tensor | None
-    ) -> None:
-        """Activates gates (n, B, 4H), which hold the inputs' part. The first row of cell
-        (n + 1, B, H), of hidden state and context (n + 1, B, H + E), and of weights and their sum
-        (n + 1, B, 2, T_in + W - 1) is from before the first step; the others are written."""
+    def run(self, states: AttendStates, mask: Tensor | None) -> None:
+        """Computes n steps, with a mask (n, B, H) or None."""
+        gates, cell, features, past = states
         (B, T_in, E), H = self.memory.shape, self.query.size(1)
         weights, sums = past[..., self.margin : self.margin + T_in].unbind(2)  # (n + 1, B, T_in)
         keys = self.keys.flatten(0, 1)  # (B * T_in, A)
@@ -350,8 +377,6 @@ class AttendForward(Attend):
 class AttendBackward(Attend):
     """The backward of AttendForward, from the last step to the first."""
 
-    n_written = 9
-
     def __post_init__(self) -> None:
         super().__post_init__()
         B, T_in, _ = self.memory.shape
@@ -362,15 +387,7 @@ class AttendBackward(Attend):
 
     def run(
         self,
-        d_gates: Tensor,
-        d_projected: Tensor,
-        d_features: Tensor,
-        d_next: Tensor,
-        d_cell: Tensor,
-        d_past: Tensor,
-        d_keys: Tensor,
-        d_location: Tensor,
-        d_v: Tensor,
+        d: AttendGradients,
         cell: Tensor,
         past: Tensor,
         projected: Tensor,
@@ -380,20 +397,12 @@ class AttendBackward(Attend):
         """Turns activated gates into their gradients.
 
         Args:
-            d_gates: (n, B, 4H), at first the activated gates
-            d_projected: (n, B, A), written: gradients of the queries' projections
-            d_features: (n, B, H + E), gradients of hidden states and contexts from all but the
-                recurrence and attention; at the end, from all
-            d_next: (B, 4H), d_gates of the step after these; at the end, of the first of these
-            d_cell: (B, H), the cell's gradient from the steps after these; at the end, from all
-            d_past: (B, 2, T_in), of the weights and of their sum, in the same way
-            d_keys, d_location, d_v: gradients, to which those of these steps are added
             cell, past: as forward left them
             projected: (n, B, A), the queries' projections
             d_weights: (n, B, T_in), gradients of the attention weights that were returned
             mask: (n, B, H)
         """
-        n, T_in, (A, H) = len(d_gates), self.keys.size(1), self.query.shape
+        n, T_in, (A, H) = len(d.gates), self.keys.size(1), self.query.shape
         windows, tanh, slopes = self._energies(past[:n], projected)
         spread = self.spread(slopes)  # (n, B, T_in, 2W), of the scores by the windows
         # (n, B, T_in). PyTorch 2.4's softmax gradient is wrong for what is not contiguous.
@@ -401,31 +410,31 @@ class AttendBackward(Attend):
         d_scores = torch.empty_like(weights)
         d_windows, diagonals = _overlaid_windows(self.memory, self.margin)
 
-        through, keep = _coefficients(d_gates, cell, mask, self.scale)
-        d_gate = d_next
+        through, keep = _coefficients(d.gates, cell, mask, self.scale)
+        d_gate = d.next_gates
         for t in reversed(range(n)):
-            self.recur.plus(d_gate, d_features[t], out=d_features[t])
-            d_hidden, d_context = d_features[t].tensor_split([H], 1)  # (B, H), (B, E)
+            self.recur.plus(d_gate, d.features[t], out=d.features[t])
+            d_hidden, d_context = d.features[t].tensor_split([H], 1)  # (B, H), (B, E)
             # The weights gave the context, the next step's energies and all later sums.
-            d_past[:, 0] += d_weights[t]
-            d_weight = d_past.sum(1, keepdim=True)
+            d.past[:, 0] += d_weights[t]
+            d_weight = d.past.sum(1, keepdim=True)
             d_weight = torch.baddbmm(d_weight, d_context[:, None], self.memory.mT)[:, 0]
             d_score = d_scores[t]  # (B, T_in)
             _softmax_backward(d_weight, weights[t], d_score)
-            torch.bmm(d_score[:, None], slopes[t], out=d_projected[t][:, None])
-            self.project.plus(d_projected[t], d_hidden, out=d_hidden)
+            torch.bmm(d_score[:, None], slopes[t], out=d.projected[t][:, None])
+            self.project.plus(d.projected[t], d_hidden, out=d_hidden)
             # To the weights and the sum of the step before, through this step's windows.
             torch.mul(spread[t], d_score[:, :, None], out=d_windows)
-            d_past[:, 0].zero_()
-            d_past += diagonals.sum(3)
-            d_gate = d_gates[t]
-            _cell_backward(d_gate, d_hidden, d_cell, through[t], keep[t])
-        d_next.copy_(d_gate)
+            d.past[:, 0].zero_()
+            d.past.add_(diagonals.sum(3))
+            d_gate = d.gates[t]
+            _cell_backward(d_gate, d_hidden, d.cell, through[t], keep[t])
+        d.next_gates.copy_(d_gate)
 
-        d_v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
+        d.v.addmv_(tanh.view(-1, A).t(), d_scores.view(-1))
         d_energies = slopes.mul_(d_scores[..., None])  # (n, B, T_in, A)
-        d_keys.add_(d_energies.sum(0))
-        d_location.add_((d_energies.view(-1, A).t() @ windows).view_as(d_location))
+        d.keys.add_(d_energies.sum(0))
+        d.location.add_((d_energies.view(-1, A).t() @ windows).view_as(d.location))
 
     def _energies(self, past: Tensor, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Computes again what attention saw and made of it, of n steps.

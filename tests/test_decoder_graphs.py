@@ -25,11 +25,13 @@ FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nMore")
 class StandIn:
     """What _capture returns, on a CPU."""
 
-    def __init__(self, loop, tensors) -> None:
-        self.loop, self.tensors = loop, tensors
+    def __init__(self, loop, written, read) -> None:
+        self.loop, self.written, self.read = loop, written, read
 
     def replay(self) -> None:
-        replace(self.loop).run(*self.tensors)  # packs the weights that are in the buffers now
+        replace(self.loop).run(
+            self.written, *self.read
+        )  # packs the weights that are in the buffers now
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +107,8 @@ def test_graphs_of_all_shapes_share_the_memory_of_the_largest(captured):
     memory = []
     for B in (20, 12, 4):
         results(inputs_of(STEPS, B))
-        buffers = [x for graph in graphs._graphs.values() for x in graph.tensors if x is not None]
-        memory.append({buffer.untyped_storage().data_ptr() for buffer in buffers})
+        buffers = [x for graph in graphs._graphs.values() for x in (*graph.written, *graph.read)]
+        memory.append({x.untyped_storage().data_ptr() for x in buffers if x is not None})
     assert captured.call_count == 3 * 4 and memory[0] == memory[1] == memory[2]
 
 
@@ -121,7 +123,7 @@ def test_a_shape_that_cannot_be_captured_runs_without(captured, capsys, error):
     graphs._graphs.clear()
     captured.reset_mock()
 
-    def capture(loop, buffers):
+    def capture(loop, written, read):
         held = torch.zeros(9)
         tensors.append(weakref.ref(held))
         raise error
