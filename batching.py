@@ -411,13 +411,11 @@ class EpochBatchSampler:
         return num_replicas, rank
 
     def __len__(self) -> int:
-        """Returns the number of batches of the next iteration; of the one that has begun, until its
-        last batch is drawn. After :meth:`start_at` it is what is left of the epoch."""
+        """Returns the number of batches of the iteration, from :meth:`set_epoch` or the draw of its
+        first batch until the next one begins. So ``i == len(loader) - 1`` holds at its last batch.
+        """
         num_replicas, _ = self._replica()
-        n_batches = -(-len(self.plan) // num_replicas)
-        if self._position.begun and self._position.n_drawn == n_batches:
-            return -(-len(self._plan(self.epoch + 1)) // num_replicas)
-        return n_batches - self._position.first
+        return -(-len(self.plan) // num_replicas) - self._position.first
 
     def __iter__(self) -> Iterator[list[int]]:
         # A generator, which runs at the first batch: DataLoader calls iter() twice an epoch.

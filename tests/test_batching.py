@@ -271,7 +271,7 @@ def check_resuming(
     state = sampler.state_dict(stop)
     assert (state["epoch"], state["batch"]) == (epoch, stop)
     if load(sampler) is sampler:  # else workers draw ahead
-        assert len(sampler) == len(following if stop == len(whole) else whole)
+        assert len(sampler) == len(whole)
         assert list(sampler) == (following if stop else whole), "the next iteration"
     sampler.set_epoch(epoch)
     assert list(sampler) == whole, "an epoch that is set starts again"
@@ -285,7 +285,8 @@ def check_resuming(
     if stop < len(whole):
         assert drawn + left == whole
         assert resumed.state_dict() == {**state, "batch": len(whole)}
-        assert len(loader) == len(following) and list(loader) == following
+        assert len(loader) == len(left) and list(loader) == following
+        assert len(loader) == len(following)
     resumed.load_state_dict(state)
     for e, wanted in ((epoch + 1, following), (epoch, whole)):
         resumed.set_epoch(e)
@@ -340,7 +341,24 @@ def test_replicas_share_an_epoch_in_equally_many_steps(case, n):
         sampler.start_at(epoch, len(batches) // 2)
         left = batches[len(batches) // 2 :]
         assert len(sampler) == len(left) and list(sampler) == left
-        assert len(sampler) == len(list(sampler)), "of the next epoch"
+        assert len(list(sampler)) == len(sampler), "of the next epoch, once it has begun"
+
+
+@pytest.mark.parametrize("workers", range(4))
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_last_batch_of_every_epoch_is_that_of_the_loaders_length(strategy, workers):
+    """This is how loops find it. Before the first batch after set_epoch, it is the coming one."""
+    lengths = corpus(60)
+    for sets_epoch in (False, True):
+        sampler = EpochBatchSampler(lengths, batch_size=4, strategy=strategy)
+        loader = DataLoader(range(60), batch_sampler=sampler, num_workers=workers)
+        for epoch in range(2):
+            if sets_epoch:
+                sampler.set_epoch(epoch)
+            before = len(loader)
+            last = [i for i, _ in enumerate(loader) if i == len(loader) - 1]
+            assert len(last) == 1 and last[0] + 1 == len(loader) == len(sampler.plan)
+            assert before == len(loader) or (epoch and not sets_epoch)
 
 
 def test_replicas_are_those_of_the_process_group(monkeypatch):
