@@ -60,19 +60,24 @@ def write_tone(path: Path, seconds: float, rate: int = 22050, **options) -> None
     soundfile.write(path, 0.3 * np.sin(2 * np.pi * 220 * time), rate, **options)
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    """A folder with 12 wavs of 0.1 to 0.5 s, and train.txt (8 clips) and val.txt (4)."""
+def make_tones(folder: Path) -> Path:
+    """Makes 12 wavs of 0.1 to 0.5 s, and train.txt (8 clips) and val.txt (4)."""
     lines = []
     for i in range(12):
-        write_tone(tmp_path / f"{i}.wav", 0.1 + 0.4 * (i * 5 % 12) / 11)
+        write_tone(folder / f"{i}.wav", 0.1 + 0.4 * (i * 5 % 12) / 11)
         words = WORDS[i % len(WORDS)]
         if i < 8:  # other texts than those of the validation clips
             words = words.replace("tone", "note").replace("one", "eon")
         lines.append(f"{i}.wav|{words}\n")
-    (tmp_path / "train.txt").write_text("".join(lines[:8]))
-    (tmp_path / "val.txt").write_text("".join(lines[8:]))
-    return tmp_path
+    (folder / "train.txt").write_text("".join(lines[:8]))
+    (folder / "val.txt").write_text("".join(lines[8:]))
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder with the tones."""
+    return make_tones(tmp_path)
 
 
 @pytest.fixture
