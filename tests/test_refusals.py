@@ -5,9 +5,11 @@ The tables say what is called, in a folder that has what is wrong, and how each 
 stands for any words. A call that is not refused fails here, and so does one that writes.
 """
 
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -260,3 +262,12 @@ def test_a_refused_call_says_so_in_a_line_a_problem_and_changes_no_byte(
     for line, beginning in zip(sorted(printed), sorted(wanted), strict=True):
         assert re.match(re.escape(beginning).replace(r"\.\.\.", ".*"), line), line
     assert contents(folder) == before
+
+
+def test_output_that_cannot_be_written_is_one_line_and_status_2():
+    reader, writer = os.pipe()
+    os.close(reader)
+    python = [sys.executable, "-c", "import cli; cli.exit_on_user_error(lambda: print('x'))"]
+    ended = subprocess.run(python, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (2, b"error: output pipe closed\n")
