@@ -76,14 +76,6 @@ def test_graphs_give_the_same_numbers_and_are_captured_once(captured, monkeypatc
     assert kinds == ["AttendForward", "LSTMForward", "LSTMBackward", "AttendBackward"]
 
 
-def test_clips_and_characters_that_are_added_change_nothing(monkeypatch):
-    inputs = inputs_of(STEPS + 1, 3)
-    rounded = results(inputs, masked=True)
-    monkeypatch.setattr(graphs, "usable", lambda _: False)
-    for ours, expected in zip(rounded, results(inputs, masked=True), strict=True):
-        torch.testing.assert_close(ours, expected)
-
-
 @pytest.mark.parametrize("changes", [{}, NO_DROPOUT, {"n_frames_per_step": 3}])
 def test_the_model_in_graphs_equals_the_reference(captured, changes):
     model = build(**changes).to(DEVICE)

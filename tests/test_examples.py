@@ -4,9 +4,13 @@ import importlib.util
 import re
 import subprocess
 import sys
+from functools import partial
+from itertools import islice
 
 import pytest
 from conftest import ROOT
+
+from batching import EpochBatchSampler
 
 LAUNCHERS = {"python": "", "torchrun": "-m torch.distributed.run"}
 
@@ -28,24 +32,19 @@ def test_an_example_runs_as_its_header_says(library):
 
 
 def test_torchdatas_loader_resumes_where_it_stopped():
-    stateful = pytest.importorskip(
-        "torchdata.stateful_dataloader", reason="torchdata is not installed"
-    )
-    from batching import EpochBatchSampler
-
-    def make(workers: int) -> list:
-        sampler = EpochBatchSampler(range(10, 160), batch_size=8, seed=3)
-        options = {"batch_sampler": sampler, "collate_fn": list, "num_workers": workers}
-        return stateful.StatefulDataLoader(range(150), **options)
-
-    plain = EpochBatchSampler(range(10, 160), batch_size=8, seed=3)
-    epochs = [list(plain) for _ in range(3)]
+    name = "torchdata.stateful_dataloader"
+    stateful = pytest.importorskip(name, reason="torchdata is not installed")
+    make_sampler = partial(EpochBatchSampler, range(10, 160), batch_size=8, seed=3)
+    sampler = make_sampler()
+    epochs = [list(sampler) for _ in range(3)]
     for workers in (0, 2):
-        loader = make(workers)
+        options = {"collate_fn": list, "num_workers": workers}
+        loader, resumed = (
+            stateful.StatefulDataLoader(range(150), batch_sampler=make_sampler(), **options)
+            for _ in range(2)
+        )
         assert list(loader) == epochs[0]
-        batches = iter(loader)
-        drawn = [next(batches) for _ in range(5)]
-        resumed = make(workers)
+        drawn = list(islice(loader, 5))
         resumed.load_state_dict(loader.state_dict())
         assert drawn + list(resumed) == epochs[1]
         assert list(resumed) == epochs[2]

@@ -19,32 +19,21 @@ import soundfile
 import torch
 from conftest import MODEL, ROOT, build, contents, make_tones, save_model, set_gate
 
-import train
 from batching import STRATEGIES
 from cli import exit_on_user_error
-from scripts import (
-    evaluate,
-    export,
-    make_demo_corpus,
-    plot_batching,
-    prepare_corpus,
-    prepare_ljspeech,
-    results,
-    synthesize,
-)
 
-MODULES = (evaluate, export, make_demo_corpus, plot_batching, prepare_corpus, prepare_ljspeech)
-MODULES += (results, synthesize, train)
-SCRIPTS = {f"{module.__name__.rpartition('.')[2]}.py": module.main for module in MODULES}
+SCRIPTS = {path.name: path for path in (ROOT / "train.py", *ROOT.glob("scripts/*.py"))}
 EXAMPLE = ROOT / "examples" / "speech_enhancement" / "train.py"
-PROGRAMS = SCRIPTS | {"enhance.py": runpy.run_path(str(EXAMPLE))["main"]}
+PROGRAMS = {
+    name: runpy.run_path(str(path))["main"]
+    for name, path in {**SCRIPTS, "enhance.py": EXAMPLE}.items()
+}
 
 # The folder
 
 TONE = 0.3 * np.sin(np.arange(4410) / 16)
 GOOD = ["bar/0", "bar/1", "bar/2", "same/0", "same/1", "twice/1", "alone/1", "table/4"]
-GOOD += ["good/0", "good/1"]
-GOOD += [f"table/wavs/{i}" for i in range(5)]
+GOOD += ["good/0", "good/1"] + [f"table/wavs/{i}" for i in range(5)]
 SOUNDS = {f"{name}.wav": TONE for name in GOOD} | {
     "stereo.wav": np.stack([TONE, TONE], 1),
     "short.wav": TONE[:1101],
@@ -74,6 +63,7 @@ BAD_CLIPS = {  # lines of a filelist
     "piped.flac|ok": "piped.flac: its header has no length; make it again as a file",
     "2.wav|": "text '' has nothing to speak",
     "2.wav|say {QQ}": "'QQ' in braces is not an ARPAbet phone",
+    "2.wav|{B}}": "'}' at character 4 of the text: this brace is never opened",
     "2.wav|a": "text 'a' is one symbol",
     "2.wav|" + "a " * 300: "text of 599 symbols, above max_text_length=500",
     "loud.wav|ok": "loud.wav: has a sample of 3",
@@ -193,6 +183,8 @@ REFUSED = {
     f"evaluate.py -c tiny.pt -o new --hparams data_dir=gone,{DATA}": "setting data_dir=gone: no ",
     f"evaluate.py -c tiny.pt batch_of_8.pt -o new --hparams {DATA}": "batch_of_8.pt: has "
     "batch_size=8, ...; give --hparams batch_size=16",
+    f"evaluate.py -c tiny.pt -o new --hparams max_decoder_steps=9,{DATA}": "val.txt:...: has ... "
+    "frames, and speech is cut off after 9; give --hparams max_decoder_steps=",
     "synthesize.py -c tiny.pt -o full Hm.": FULL,
     "synthesize.py -c tiny.pt -o new -i dots.txt": f"dots.txt:2: {TEXT}",
     "synthesize.py -c tiny.pt -o new -i latin.txt": "-i latin.txt: byte 0xff is not UTF-8",

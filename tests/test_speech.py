@@ -150,12 +150,6 @@ def evaluated(trained, data, corpus, tmp_path, capsys):
     return call
 
 
-def test_a_list_of_whole_paths_needs_no_data_dir(evaluated, corpus):
-    (corpus / "whole.txt").write_text(f"{corpus}/9.wav|a tone\n")
-    _, _, clips = evaluated("--filelist", f"{corpus}/whole.txt", changes="data_dir=gone")
-    assert clips["clip"].tolist() == [f"{corpus}/9.wav"]
-
-
 def test_the_same_seed_gives_the_same_numbers(evaluated, trained, stopping):
     printed, table, clips = evaluated(checkpoints=(trained, stopping))
     _, again, same_clips = evaluated(checkpoints=(trained, stopping))
