@@ -137,6 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     piped = (folder / "piped.wav").read_bytes()
     start = piped.index(b"data") + 4
     (folder / "piped.wav").write_bytes(piped[:start] + bytes(4) + piped[start + 4 :])
+    (folder / "mine").mkdir()
     for name, state in CHECKPOINTS.items():
         torch.save(state, folder / name)
     save_model(folder / "tiny.pt", set_gate(build(), 100))
@@ -156,6 +157,7 @@ BAD_DATA += ["bad_val.txt:3: rate.wav: sampling rate", "bad_val.txt:3: text '' h
 BAD_TABLE = [f"table/metadata.csv:{n}: {p}" for n, p in enumerate(BAD_ROWS.values(), 2)]
 UNPAIRED = ["bar/1.txt:1: 'This | that' has a |", "bar/2.txt:1: 2.wav: has no text"]
 UNREADABLE = [f"convert/{i}.txt:1: convert/{i}." for i in (1, 2, 3)]
+GONE = ["filelist 'gone': No such file", "filelist 'none': No such file"]
 BAD_LISTS = "data_dir=.,training_files=bad.txt,validation_files=bad_val.txt"
 
 REFUSED = {
@@ -173,12 +175,17 @@ REFUSED = {
     "train.py -o new -c nan.pt": f"nan.pt: {GATE} has values that are not finite; use another",
     f"train.py -o new -c other_symbols.pt --preset paper --hparams {MODEL}": "other_symbols.pt: "
     "... it reads other symbols: ... -c, --warm_start and --hparams 'ignore_layers=embedding'",
-    f"train.py -o new --hparams {BAD_LISTS}": BAD_DATA,
+    "train.py -o new -c other_symbols.pt": "other_symbols.pt: has no settings in it; name ... "
+    "--preset nvidia",
+    "train.py -o new -c tiny.pt --preset nvidia": "--preset nvidia: tiny.pt has settings",
+    "train.py -o new -c tiny.pt --warm_start --hparams ignore_layers=prenet": "setting "
+    "ignore_layers: the model has no 'prenet'; use some of ... decoder.prenet, ",
+    "train.py -o new --resume -c tiny.pt": "--resume continues from the newest checkpoint in -o",
+    "train.py -o new --warm_start": "--warm_start takes the weights of a checkpoint; name it",
+    "train.py -o new --n_gpus 2": "--n_gpus, --rank, --group_name: on several GPUs: torchrun ",
+    f"train.py -o old.csv/run --hparams {DATA}": "old.csv/run: cannot be written (Not a directory)",
+    f"train.py -o mine -l logs/x --hparams {BAD_LISTS}": BAD_DATA,
     f"train.py -o new --hparams {BAD_LISTS},cache_mels=False": BAD_DATA,
-    f"train.py -o new --hparams {DATA},training_files=gone.txt": "filelist 'gone.txt': No such",
-    f"train.py -o new --hparams {DATA},training_files=UTF-16.txt": "UTF-16.txt: is UTF-16; save it",
-    f"train.py -o new --hparams {DATA},training_files=empty.txt": "empty.txt: has no clips; write",
-    f"train.py -o new --hparams {DATA},data_dir=gone": "setting data_dir=gone: no such folder; use",
     "evaluate.py -c tiny.pt -o old": OLD,
     f"evaluate.py -c tiny.pt -o new --hparams data_dir=gone,{DATA}": "setting data_dir=gone: no ",
     f"evaluate.py -c tiny.pt batch_of_8.pt -o new --hparams {DATA}": "batch_of_8.pt: has "
@@ -236,7 +243,20 @@ SETTINGS = {
     "symbols=@gone": "symbols=@gone: No such file or directory; name a file that has",
     "symbols=@latin_symbols.txt": "symbols=@latin_symbols.txt: byte 0xe4 is not UTF-8 (cp1252?); ",
 }
-REFUSED |= {f"train.py -o new --hparams '{value}'": line for value, line in SETTINGS.items()}
+DATA_SETTINGS = {
+    "data_dir=gone": "setting data_dir=gone: no such folder; use the corpus's folder",
+    "data_dir=no_run": "setting data_dir=no_run: has none of the clips, such as no_run/0.wav",
+    "training_files=gone,validation_files=none": GONE,
+    "training_files=UTF-16.txt": "UTF-16.txt: is UTF-16; save it as UTF-8",
+    "training_files=empty.txt": "empty.txt: has no clips; write lines of path|text",
+    "training_files=val.txt": "filelist 'val.txt': is named twice",
+    "batch_capacity_seconds=0.47": "train.txt:8: 7.wav has 40 frames",
+    "batch_size=9": "setting batch_size=9: train.txt has 8 clips",
+    "speak_every=1,speak_texts=?": "setting speak_texts: text '?' has nothing to speak",
+}
+SETTINGS |= {f"{DATA},{value}": line for value, line in DATA_SETTINGS.items()}
+for value, line in SETTINGS.items():
+    REFUSED[f"train.py -o new -l logs/x --hparams '{value}'"] = line
 REFUSED |= {f"{name} --unknown": "...; --help shows the arguments" for name in SCRIPTS}
 
 

@@ -139,11 +139,10 @@ def evaluated(trained, data, corpus, tmp_path, capsys):
     """Evaluate checkpoints on the corpus's validation set: the printed lines, the table's rows and
     the clips'."""
 
-    def call(*options, checkpoints=(trained,), changes=""):
-        output = ["-o", f"{tmp_path}/out/result", "--hparams", f"{data},{changes}"]
+    def call(checkpoints=(trained,)):
+        options = ["--filelist", f"{corpus}/val.txt", "-o", f"{tmp_path}/out/result"]
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        lists = ["--filelist", f"{corpus}/val.txt"]
-        evaluate.main(["-c", *map(str, checkpoints), *lists, *output, *options])
+        evaluate.main(["-c", *map(str, checkpoints), *options, "--hparams", data])
         files = (tmp_path / f"out/result{ending}.csv" for ending in ("", "_clips"))
         return capsys.readouterr().out, *map(pd.read_csv, files)
 
