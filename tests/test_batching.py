@@ -300,7 +300,7 @@ def test_the_remainder_of_an_interrupted_epoch_is_identical(case, share):
     check_resuming(*case, share)
 
 
-def test_resuming_behind_a_loader_with_workers_which_draw_ahead():
+def test_a_loader_whose_workers_draw_ahead_is_resumed_too():
     settings = {"strategy": "SSB", "batch_size": 8, "seed": 3, "epoch": 2}
     options = {"collate_fn": list, "num_workers": 2, "persistent_workers": True}
 

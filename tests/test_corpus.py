@@ -67,7 +67,7 @@ def test_mels_are_librosas(preset):
 # Filelists
 
 
-def test_what_a_filelist_may_have(corpus, hparams, capsys):
+def test_filelists_of_other_systems_and_with_speakers_are_read(corpus, hparams, capsys):
     """Absolute paths, a + in its own, line ends of Windows and of old Macs, byte order marks, and a
     third field, whose speakers are counted."""
     (corpus / "other.txt").write_text(f"{corpus}/9.wav|Dr. Tone\n")

@@ -123,8 +123,7 @@ def test_a_shape_that_cannot_be_captured_runs_without(captured, capsys, error):
         assert all(map(torch.equal, results(inputs), expected))
     notes = capsys.readouterr().out.splitlines()
     assert captured.call_count == len(notes) == 4
-    assert notes[0].startswith("note: no CUDA graph of AttendForward for 8 clips (")
-    assert f"({type(error).__name__}: " in notes[0] and "runs without, more slowly" in notes[0]
+    assert f"AttendForward for 8 clips ({type(error).__name__}: " in notes[0]
     error.__traceback__ = None  # which the test itself would hold
     assert not any(tensor() is not None for tensor in tensors)
 

@@ -14,7 +14,7 @@ from hparams import HParams, create_hparams, format_overrides
 TEXT = st.text(st.characters(codec="utf-8"))
 
 
-def test_values_as_users_write_them():
+def test_values_are_read_as_users_write_them():
     overrides = " lrf = 1e-1 ,cache_mels=true,learning_rate=1,data_dir=/a b/c,mel_cache_dir=x y=z, "
     overrides += "training_files='x seed=y',ignore_layers=[a.weight, 'b'],"
     values = {"lrf": 0.1, "cache_mels": True, "learning_rate": 1.0, "data_dir": "/a b/c"}

@@ -65,7 +65,7 @@ def test_a_steps_gate_counts_for_each_of_its_frames(tiny):
     assert batch.gate.tolist() == [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 1, 1]]
 
 
-def test_guided_attention_by_its_formula(tiny):
+def test_guided_attention_follows_its_formula(tiny):
     batch = noise_batch(tiny, [3, 2], [4, 2])
     output = random_output(batch)
     total = 0.0

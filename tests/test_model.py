@@ -21,7 +21,7 @@ DECODERS = ("reference", "scan", "auto")
 # Teacher forcing
 
 
-def test_output_shapes_and_masks(batch):
+def test_outputs_have_the_batchs_shapes_and_padding_is_masked(batch):
     output, unmasked = build()(batch), build(mask_padding=False)(batch)
     assert output.mel.shape == output.mel_postnet.shape == batch.mel.shape == (3, 10, 12)
     assert output.gate.shape == (3, 12) and output.alignment.shape == (3, 12, 7)

@@ -80,7 +80,7 @@ def make_pairs(*samples, rate=RATE, **options):
         ("wav48_silence_trimmed/p1/{}_mic1.flac", "txt/p1/{}.txt"),
     ],
 )
-def test_layouts(wav, text):
+def test_all_layouts_are_read(wav, text):
     for i in range(3):
         write(f"c/{wav}".format(i))
         if text:
