@@ -245,6 +245,13 @@ def test_what_was_converted_is_a_corpus_with_the_same_split(capsys):
     assert listed("there") == listed("again") == [f"wavs/{line}" for line in listed("here")]
 
 
+def test_a_conversion_that_fails_leaves_no_corpus():
+    make_pairs(tone(), tone() * np.nan, subtype="FLOAT")
+    with pytest.raises(UserError, match=r"^s/x/1\.txt:1: "):
+        call("s --name x --convert_to d")
+    assert not Path("d/metadata.csv").exists() and not Path("filelists").exists()
+
+
 # LJSpeech
 
 

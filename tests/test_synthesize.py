@@ -25,12 +25,13 @@ from text import symbols, text_to_sequence
 
 @pytest.fixture
 def speak(tmp_path, capsys):
-    """Call synthesize.py, which writes to tmp_path/speech anew; returns what it prints and its exit
+    """Calls synthesize.py, which writes into tmp_path/speech. Returns what it prints, and its exit
     status."""
 
     def call(*arguments: str | Path) -> tuple[str, int]:
         status = 0
         shutil.rmtree(tmp_path / "speech", ignore_errors=True)
+        (tmp_path / "speech").mkdir()  # an empty folder is as good as none
         try:
             synthesize.main(["-o", f"{tmp_path}/speech", "-c", *map(str, arguments)])
         except SystemExit as ended:
