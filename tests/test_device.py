@@ -88,6 +88,8 @@ def test_a_driver_that_is_not_used_says_why(monkeypatch, tmp_path):
     (tmp_path / "nvidia-smi").touch(mode=0o755)
     monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "install a build with CUDA" in why_no_gpu()
     monkeypatch.setattr(torch.version, "cuda", "12.1")
     error = RuntimeError("The driver is too old.\nPlease")
     monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))

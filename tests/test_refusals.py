@@ -54,6 +54,7 @@ BAD_CLIPS = {  # lines of a filelist
     "0.wav|a|b": "'0.wav|a|b' is not path|text; write a path, one |",
     "0.wav|caf\udce9": "byte 0xe9 is not UTF-8",
     "99.wav|ok": "99.wav: no such file; fix its line, or set data_dir",
+    "table|ok": "table: no such file; fix its line, or set data_dir",  # a folder
     "stereo.wav|ok": "stereo.wav: 2 channels; mix it down to mono (scripts/prepare_corpus.py ",
     "rate.wav|ok": "rate.wav: sampling rate 16000 Hz; ... or set sampling_rate=16000,hop",
     "short.wav|ok": "short.wav: 1101 samples, too short for a mel; ... 1103 samples or more",
@@ -91,6 +92,7 @@ FILES = {
     "empty.txt": "",
     "lengths.txt": "5.1\n\nsix\n7\n",
     "noise.wav": "this is not sound",
+    "a/noise.wav": "this is not sound",  # the first of all wavs
     "old.csv": "kept",
     "full/made_with.txt": "other arguments",
     "no_run/checkpoint": "of something else",
@@ -225,7 +227,7 @@ REFUSED = {
     "make_demo_corpus.py new --clips 0": "argument --clips: 0: use a whole number, 1 or more",
     "make_demo_corpus.py new --duration_scale 9": "--duration_scale 9.0: use 0.35 to 3.0",
     "plot_batching.py lengths.txt": "lengths.txt:3: 'six': give a number above 0, or the lines",
-    "enhance.py . -o new --batch_size 2": "convert/1.wav: has no sound",
+    "enhance.py . -o new --batch_size 2": "a/noise.wav: ...; replace it or take it out",
     "results.py full": "full: holds no run; name the output of train.py",
 }
 SETTINGS = {
