@@ -202,12 +202,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("trained") / "trained.pt", set_gate(build(), -100))
 
 
-@pytest.fixture(scope="session")
-def stopping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of a tiny model that stops after its first frame."""
-    return save_model(tmp_path_factory.mktemp("trained") / "stopping.pt", set_gate(build(), 100))
-
-
 @pytest.fixture
 def data(corpus: Path) -> str:
     """Overrides that say where the corpus and its mels are."""

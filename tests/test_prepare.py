@@ -109,7 +109,7 @@ def test_all_layouts_are_read(wav, text):
         ("a.jsonl", "", '{{"a": "/old/wavs/ü{0}.wav", "seconds": 1.{0}, "text": "Text, {0}"}}'),
     ],
 )
-def test_a_list_and_its_columns_are_found_by_what_they_hold(table, header, row, capsys):
+def test_a_list_and_its_columns_are_found_by_what_they_hold(table, header, row):
     """A suffix in capitals, decomposed names, hidden folders, and a link to a folder."""
     for i in range(4):
         write(f"elsewhere/U\u0308{i}.WAV", format="WAV")
@@ -119,7 +119,6 @@ def test_a_list_and_its_columns_are_found_by_what_they_hold(table, header, row, 
     write(f"c/{table}", "\n".join([header, *map(row.format, range(4))]))
     call(f"c --name x {'--speaker anna' if 'anna' in row else ''}")
     assert listed("x") == [f"wavs/U\u0308{i}.WAV|Text, {i}" for i in range(4)]
-    assert f"c/{table}: field " in capsys.readouterr().out
 
 
 NAMES = st.text("a |\n\r\\+.é\u0301\ufeff\u2028,'", min_size=1, max_size=5)

@@ -149,7 +149,8 @@ def evaluated(trained, data, corpus, tmp_path, capsys):
     return call
 
 
-def test_the_same_seed_gives_the_same_numbers(evaluated, trained, stopping):
+def test_the_same_seed_gives_the_same_numbers(evaluated, trained, tmp_path):
+    stopping = save_model(tmp_path / "stopping.pt", set_gate(build(), 100))
     printed, table, clips = evaluated(checkpoints=(trained, stopping))
     _, again, same_clips = evaluated(checkpoints=(trained, stopping))
     assert table.equals(again) and clips.equals(same_clips)
