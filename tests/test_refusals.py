@@ -224,6 +224,7 @@ REFUSED = {
     "prepare_ljspeech.py --data_dir corpora": "corpora/LJSpeech-1.1: has no metadata.csv; remove",
     "prepare_ljspeech.py --data_dir other": "other/LJSpeech-1.1/metadata.csv: lacks LJ... and 10,4",
     "make_demo_corpus.py full": "full: has files not made with --clips 300 --duration_scale 1.0; ",
+    "make_demo_corpus.py bar": "bar: has files not made with --clips 300 --duration_scale 1.0; ",
     "make_demo_corpus.py new --clips 0": "argument --clips: 0: use a whole number, 1 or more",
     "make_demo_corpus.py new --duration_scale 9": "--duration_scale 9.0: use 0.35 to 3.0",
     "plot_batching.py lengths.txt": "lengths.txt:3: 'six': give a number above 0, or the lines",
