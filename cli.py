@@ -29,7 +29,7 @@ class UserError(ValueError):
     """Something that the user can fix. Its one line says where, the value, and the fix."""
 
 
-def counted(n: int, noun: str, plural: str = "s") -> str:
+def pluralize(n: int, noun: str, plural: str = "s") -> str:
     """Returns a number and its noun, as in "1 epoch" or "2 batches"."""
     return f"{n:,} {noun}{plural if n != 1 else ''}"
 
@@ -126,7 +126,7 @@ def make_folder(path: Path, fix: str = "give another folder") -> None:
 
 
 @contextmanager
-def replacing(path: Path, durable: bool = True) -> Iterator[IO[bytes]]:
+def replace_file(path: Path, durable: bool = True) -> Iterator[IO[bytes]]:
     """Opens a file to write. It replaces ``path`` once it is complete and, if ``durable``, on the
     disk. Several processes may write the same file at once.
     """

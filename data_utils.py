@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from batching import STRATEGIES, EpochBatchSampler, plan_batches
 from cli import UserError
-from corpus.clips import Clip, padded_frames, texts_to_speak
+from corpus.clips import Clip, padded_frames, read_speak_texts
 from corpus.mels import Mels, open_mels
 from corpus.sets import batch_capacity
 from hparams import HParams
@@ -58,7 +58,7 @@ def open_data(
     Raises:
         UserError: a setting does not go with the clips, or their mels cannot be computed.
     """
-    texts = texts_to_speak(hparams)
+    texts = read_speak_texts(hparams)
     sampler = training_sampler(train_clips, hparams, rank, world_size)
     mels = open_mels([*train_clips, *val_clips], hparams)
     return Data(

@@ -169,10 +169,10 @@ class HParams:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is float:
-                self._require(field.name, abs(value) <= 1e6, "use a number up to 1e6")
+                self._check(field.name, abs(value) <= 1e6, "use a number up to 1e6")
             elif field.type is int:
-                self._require(field.name, abs(value) < 2**31, "use a whole number below 2**31")
-            self._require(field.name, field.metadata["accepts"](value), field.metadata["fix"])
+                self._check(field.name, abs(value) < 2**31, "use a whole number below 2**31")
+            self._check(field.name, field.metadata["accepts"](value), field.metadata["fix"])
         try:
             check_alphabet(self.symbols)
         except ValueError as error:
@@ -180,21 +180,21 @@ class HParams:
         if self.symbols.startswith("@"):
             raise UserError("setting symbols: '@' names a file if it is first; put it further back")
         least = len(alphabet(self.symbols))
-        self._require("n_symbols", self.n_symbols >= least, f"use {least} or more")
+        self._check("n_symbols", self.n_symbols >= least, f"use {least} or more")
         fix = "use an even number: its halves are the two directions of the encoder"
-        self._require("encoder_embedding_dim", self.encoder_embedding_dim % 2 == 0, fix)
+        self._check("encoder_embedding_dim", self.encoder_embedding_dim % 2 == 0, fix)
         for name, limit in (("win_length", "filter_length"), ("hop_length", "win_length")):
             fix = f"use at most {limit}={getattr(self, limit)}"
-            self._require(name, getattr(self, name) <= getattr(self, limit), fix)
+            self._check(name, getattr(self, name) <= getattr(self, limit), fix)
         fix = f"use a value above mel_fmin={self.mel_fmin} up to {self.sampling_rate / 2} Hz"
-        self._require("mel_fmax", self.mel_fmin < self.mel_fmax <= self.sampling_rate / 2, fix)
+        self._check("mel_fmax", self.mel_fmin < self.mel_fmax <= self.sampling_rate / 2, fix)
         for name in ("batch_capacity", "batch_capacity_seconds"):
             ok = self.dynamic_batch_size or not getattr(self, name)
-            self._require(name, ok, "set dynamic_batch_size=True, which reads it")
+            self._check(name, ok, "set dynamic_batch_size=True, which reads it")
         ok = not (self.batch_capacity and self.batch_capacity_seconds)
-        self._require("batch_capacity", ok, "give the capacity in frames or in seconds, not both")
+        self._check("batch_capacity", ok, "give the capacity in frames or in seconds, not both")
 
-    def _require(self, name: str, ok: bool, fix: str) -> None:
+    def _check(self, name: str, ok: bool, fix: str) -> None:
         if not ok:
             raise UserError(f"setting {name}={getattr(self, name)}: {fix}")
 

@@ -84,7 +84,7 @@ def restore_buffers(module: nn.Module, values: Sequence[Tensor]) -> None:
 
 
 @contextmanager
-def preserved_buffers(module: nn.Module) -> Iterator[None]:
+def preserve_buffers(module: nn.Module) -> Iterator[None]:
     """Restores a module's buffers when the context ends."""
     before = [buffer.clone() for buffer in module.buffers()]
     try:

@@ -24,7 +24,7 @@ from data_utils import MelDataset
 from hparams import create_hparams, parse_overrides
 from model import Tacotron2
 from text import symbol_names
-from training.checkpoint import checkpoint_file, load_checkpoint, load_weights, saved_hparams
+from training.checkpoint import find_checkpoint, load_checkpoint, load_weights, saved_hparams
 
 AROUND = 9  # frames, and mel bands, around a value of a mel, whose mean its detail leaves out
 N_CEPSTRA = 13  # cepstral coefficients in the distortion, without the 0th, which is loudness
@@ -59,7 +59,7 @@ def load_model(path: str | Path, overrides: str = "", **changes: Any) -> Tacotro
         UserError: the file is no checkpoint, or holds code, another model's weights or values that
             are not finite; or a setting cannot be changed.
     """
-    path = checkpoint_file(path)
+    path = find_checkpoint(path)
     state = load_checkpoint(path)
     if "hparams" in state:
         hparams = saved_hparams(state, path)

@@ -25,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import cli
 import data_utils
-from cli import UserError, counted
+from cli import UserError, pluralize
 from corpus.sets import load_data
 from data_utils import Batch, Data, load_ahead
 from decoder import check_fast_path
@@ -38,7 +38,7 @@ from training import checkpoint, distributed, logger, memory, start
 from training.arguments import parse_args
 from training.device import (
     choose_device,
-    full_precision,
+    use_full_precision,
     keep_memory,
     peak_memory,
     synchronize,
@@ -78,7 +78,7 @@ def train(args: argparse.Namespace) -> None:
             origin = start.anew(args.hparams, args.preset)
         hparams, progress = origin.hparams, origin.progress
         if progress.epoch >= progress.end:
-            print(f"{origin.source}: {counted(progress.epoch, 'epoch')} of {progress.end} done")
+            print(f"{origin.source}: {pluralize(progress.epoch, 'epoch')} of {progress.end} done")
             return
         device = choose_device(hparams)
         if reason := why_no_gpu():
@@ -126,7 +126,7 @@ def train(args: argparse.Namespace) -> None:
                 run.end_epoch()
         except Stopped as stopped:
             path, done = run.save(), run.progress
-            epochs, batches = counted(done.epoch, "epoch"), counted(done.batch, "batch", "es")
+            epochs, batches = pluralize(done.epoch, "epoch"), pluralize(done.batch, "batch", "es")
             print(f"{stopped}: saved {path} after {epochs} and {batches}; --resume continues there")
             sys.exit(stopped.status)
     run.logger.close()
@@ -162,7 +162,7 @@ class Run:
             UserError: decoder=scan was asked for, and the modules have been changed.
         """
         batch = data_utils.short_batch(self.data.train_set, self.device)
-        with full_precision():
+        with use_full_precision():
             with memory.explained("checking the decoder: out of memory", others_passed=True):
                 note = check_fast_path(self.model, batch)
             if note and self.hparams.decoder == "scan":

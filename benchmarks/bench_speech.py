@@ -41,7 +41,7 @@ from hparams import AUDIO
 from model import Tacotron2
 from speech import load_model, speak
 from text.cleaners import english_cleaners
-from training.checkpoint import checkpoint_file
+from training.checkpoint import find_checkpoint
 from vocoder import PUBLISHED, open_vocoder, why_griffin_lim
 
 RATE = 16_000  # Hz, all judges'
@@ -201,7 +201,7 @@ def main() -> None:
         names = [location.rpartition(":")[2] for location, _ in lines]  # line numbers
         to_judge = (wavs_to_judge(folder, names) for folder in args.paths)
     else:
-        paths = [checkpoint_file(path) for path in args.paths]
+        paths = [find_checkpoint(path) for path in args.paths]
         models = [load_model(path) for path in paths]
         clips = shared_clips(paths, models)
         texts, names = [clip.text for clip in clips], [Path(clip.path).stem for clip in clips]

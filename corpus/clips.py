@@ -16,7 +16,7 @@ import numpy as np
 import soundfile
 import torch
 
-from cli import UserError, counted, make_folder, progress_bar, replacing
+from cli import UserError, pluralize, make_folder, progress_bar, replace_file
 from corpus.audio import ClipError, Stamp, check_wav, get_stamp
 from hparams import HParams
 from text import alphabet, clean_text, spelled, text_to_sequence, unknown_characters
@@ -61,7 +61,7 @@ class Problem(NamedTuple):
 
 
 @contextmanager
-def collecting(problems: list[Problem], location: str) -> Iterator[None]:
+def collect_problem(problems: list[Problem], location: str) -> Iterator[None]:
     """Adds a :class:`ClipError` that its block raises to ``problems``."""
     try:
         yield
@@ -69,7 +69,7 @@ def collecting(problems: list[Problem], location: str) -> Iterator[None]:
         problems.append(Problem(location, error.kind, str(error)))
 
 
-def refuse(problems: Iterable[Problem], conclusion: str = "") -> None:
+def raise_problems(problems: Iterable[Problem], conclusion: str = "") -> None:
     """Raises one :class:`UserError` that lists the problems, if there are any: ``MAX_LISTED`` of
     each kind, one per line, and then the ``conclusion``."""
     problems_of = defaultdict(list)
@@ -79,12 +79,12 @@ def refuse(problems: Iterable[Problem], conclusion: str = "") -> None:
     for alike in problems_of.values():
         lines += map(str, alike[:MAX_LISTED])
         if len(alike) > MAX_LISTED:
-            lines[-1] += f" ({counted(len(alike) - MAX_LISTED, 'more line')} like it)"
+            lines[-1] += f" ({pluralize(len(alike) - MAX_LISTED, 'more line')} like it)"
     if lines:
         raise UserError("\n".join([*lines, conclusion] if conclusion else lines))
 
 
-def in_threads(function: Callable, items: Sequence, name: str) -> list:
+def map_in_threads(function: Callable, items: Sequence, name: str) -> list:
     """Returns ``[function(item) for item in items]``, computed by a thread for each core that this
     process may use; soundfile, numpy and torch release the interpreter. In each, torch has one."""
     has_affinity = hasattr(os, "sched_getaffinity")  # on Linux
@@ -105,7 +105,7 @@ def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
     """Returns the clips of ``filelists``. Reads headers, not samples. Raises all problems, one per
     line, as a :class:`UserError`."""
     clips, problems = read_clips(filelists, hparams, {})
-    refuse(problems)
+    raise_problems(problems)
     return clips
 
 
@@ -126,7 +126,7 @@ def read_clips(
     for name, folder in zip(split_names(filelists), folders, strict=True):
         rows = [(where, line, line.split("|")) for where, line in read_lines(name)]
         if not all(os.path.isabs(row[0].strip()) for _, _, row in rows):
-            require_folder(folder, hparams)
+            check_folder(folder, hparams)
         width = mode(len(row) for _, _, row in rows) if rows else 2
         for location, line, row in rows:
             path, text = map(str.strip, (row * 2)[:2])
@@ -160,7 +160,7 @@ def data_folders(filelists: str, hparams: HParams) -> list[str]:
     return folders * (n_lists // len(folders))
 
 
-def require_folder(folder: str, hparams: HParams) -> None:
+def check_folder(folder: str, hparams: HParams) -> None:
     """Raises :class:`UserError` unless ``folder``, of the setting ``data_dir``, exists."""
     if not os.path.isdir(folder or "."):
         setting = f"setting data_dir={hparams.data_dir}"
@@ -195,7 +195,7 @@ def write_lines(file: Path, lines: Sequence[str]) -> None:
     lines."""
     if not file.exists():
         make_folder(file.parent)
-        with replacing(file) as stream:
+        with replace_file(file) as stream:
             stream.write("".join(f"{line}\n" for line in lines).encode())
     elif (existing := [line for _, line in read_lines(file)]) != list(lines):
         counts = f"{len(existing):,} lines, which are not the {len(lines):,} of this run"
@@ -227,9 +227,9 @@ def check_clips(
             problems.append(Problem(line.location, "encoding", message))
             continue
         path, sound, ids = os.path.normpath(line.path), None, None
-        with collecting(problems, line.location):
+        with collect_problem(problems, line.location):
             sound = check_audio(path, hparams)
-        with collecting(problems, line.location):
+        with collect_problem(problems, line.location):
             ids = check_training_text(line.text, hparams)
         if not (sound and ids):
             continue
@@ -279,7 +279,7 @@ def check_training_text(text: str, hparams: HParams) -> list[int]:
     return ids
 
 
-def texts_to_speak(hparams: HParams) -> list[list[int]]:
+def read_speak_texts(hparams: HParams) -> list[list[int]]:
     """Returns the symbol ids of ``speak_texts``, or no texts if ``speak_every`` is 0.
 
     Raises:
@@ -314,7 +314,7 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
         if character.isdecimal():
             fix = "spell numbers out"
         problem = f"{character!r} (U+{ord(character):04X}) has no symbol and is left out"
-        print(f"note: {locations[0]}: {problem} (in {counted(len(locations), 'text')}); {fix}")
+        print(f"note: {locations[0]}: {problem} (in {pluralize(len(locations), 'text')}); {fix}")
     _report_letters_in_ascii(texts, hparams)
 
 
@@ -337,7 +337,7 @@ def _report_letters_in_ascii(texts: Sequence[tuple[str, str]], hparams: HParams)
         if reading and reading.isascii():
             changes.append(f"{letter!r} is read as {reading!r}")
     more = f" and {len(changes) - 5:,} more letters so" if len(changes) > 5 else ""
-    changed = f"{', '.join(changes[:5])}{more} (in {counted(len(locations), 'text')})"
+    changed = f"{', '.join(changes[:5])}{more} (in {pluralize(len(locations), 'text')})"
     fix = "for another language, prepare the corpus with --text_cleaners basic_cleaners"
     print(f"note: {locations[0]}: {changed}, and numbers as in English; {fix}")
 
@@ -382,8 +382,8 @@ def check_samples(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
     problems = []
 
     def check(clip: Clip) -> None:
-        with collecting(problems, clip.location):
+        with collect_problem(problems, clip.location):
             read_samples(clip, hparams)
 
-    in_threads(check, clips, "checking clips")
+    map_in_threads(check, clips, "checking clips")
     return problems

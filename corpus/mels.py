@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cli import UserError, make_folder, replacing
+from cli import UserError, make_folder, replace_file
 from corpus.audio import MelSpectrogram
-from corpus.clips import Clip, in_threads, read_samples
+from corpus.clips import Clip, map_in_threads, read_samples
 from hparams import AUDIO, HParams
 
 MEL_VERSION = 1  # raise it when MelSpectrogram changes its values: old files are then ignored
@@ -40,7 +40,7 @@ def open_mels(clips: Sequence[Clip], hparams: HParams) -> Mels:
     if not hparams.cache_mels:
         return compute
     make_folder(cache.folder, "set mel_cache_dir to another folder")
-    in_threads(lambda clip: cache.save(clip, compute(clip)), missing, "mels")
+    map_in_threads(lambda clip: cache.save(clip, compute(clip)), missing, "mels")
     return cache
 
 
@@ -70,7 +70,7 @@ class MelCache:
             return False
 
     def save(self, clip: Clip, mel: np.ndarray) -> None:
-        with replacing(self.path(clip), durable=False) as file:  # a mel that is lost is made again
+        with replace_file(self.path(clip), durable=False) as file:  # a mel that is lost is made again
             np.save(file, mel)
 
     def __call__(self, clip: Clip) -> np.ndarray:

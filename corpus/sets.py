@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from itertools import chain
 
-from cli import UserError, counted
+from cli import UserError, pluralize
 from corpus.clips import (
     Clip,
     Problem,
@@ -13,7 +13,7 @@ from corpus.clips import (
     padded_frames,
     read_clips,
     read_lines,
-    refuse,
+    raise_problems,
     report_unknown_characters,
     split_names,
 )
@@ -49,7 +49,7 @@ def load_data(hparams: HParams) -> tuple[list[Clip], list[Clip]]:
     train_problems += _too_long(train, hparams) + check_samples(_unread(train, hparams), hparams)
     val_problems += check_samples(_unread(val, hparams), hparams)
     if hparams.on_bad_clip == "error":
-        refuse(train_problems + val_problems)
+        raise_problems(train_problems + val_problems)
     train = _without_bad_clips(train, train_problems, hparams.training_files)
     val = _without_bad_clips(val, val_problems, hparams.validation_files)
     _note_texts_in_both(train, val)
@@ -95,7 +95,7 @@ def _without_bad_clips(
     if len(bad) > MAX_SKIPPED * n_lines:
         count = f"{len(bad)} of {n_lines} clips cannot be used"
         limit = f"on_bad_clip=skip leaves out at most {MAX_SKIPPED:.0%}"
-        refuse(problems, f"{filelists}: {count}, and {limit}; fix them")
+        raise_problems(problems, f"{filelists}: {count}, and {limit}; fix them")
     for problem in sorted(problems, key=Problem.line):
         print(f"skipped: {problem}")
     if bad:
@@ -139,7 +139,7 @@ def _too_long(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
     fix = f"set {setting} or more, or remove the line"
     reported = too_long if hparams.on_bad_clip == "skip" else too_long[:1]
     if n_more := len(too_long) - len(reported):
-        fix += f"s of it and {counted(n_more, 'more clip')}"
+        fix += f"s of it and {pluralize(n_more, 'more clip')}"
     problems = []
     for clip in reported:
         limit = f"has {padded_frames(clip, hparams)} frames, above the batch capacity of {capacity}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from decoder import graphs
-from layers import preserved_buffers
+from layers import preserve_buffers
 
 
 def check_fast_path(model: nn.Module, batch: Any) -> str | None:
@@ -58,7 +58,7 @@ def _results(model: nn.Module, batch: Any, training: bool) -> dict[str, Tensor] 
     devices = [batch.mel.device] if batch.mel.is_cuda else []
     weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
     try:
-        with torch.random.fork_rng(devices), preserved_buffers(model), _fp32(model, training):
+        with torch.random.fork_rng(devices), preserve_buffers(model), _fp32(model, training):
             torch.manual_seed(0)
             output = model(batch)
             results = {name: getattr(output, name) for name in ("mel", "gate", "alignment")}

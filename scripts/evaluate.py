@@ -43,7 +43,7 @@ from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import STOPS_EARLY, attention_errors, load_model, mel_cepstral_distortion, speak
 from text import alphabet, written_words
-from training.checkpoint import checkpoint_file
+from training.checkpoint import find_checkpoint
 from training.validation import validate
 
 FAILURES = ["never stops", "stops early", "skips", "repeats", "breaks"]
@@ -154,7 +154,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "files, or folders of runs, for their newest checkpoints (after learning_rate_decay they "
         "speak better than checkpoint_best.pt)"
     )
-    add("-c", "--checkpoint", required=True, nargs="+", type=checkpoint_file, help=many)
+    add("-c", "--checkpoint", required=True, nargs="+", type=find_checkpoint, help=many)
     add("--filelist", metavar="LIST", help="clips to speak (default: the validation set)")
     folder = "folder that the list's paths start from (default: the setting of the checkpoint)"
     add("--data_dir", metavar="DIR", help=folder)

@@ -30,7 +30,7 @@ from cli import (
     make_folder,
     positive,
     progress_bar,
-    replacing,
+    replace_file,
 )
 
 LENGTHS = Path(__file__).resolve().parent.parent / "filelists/ljspeech_lengths.csv"
@@ -172,7 +172,7 @@ def make_clip(engine: Engine, wav: Path, seconds: float) -> str:
     noise = np.random.default_rng(rng.getrandbits(64))
     samples = noise.integers(-2, 3, len(speech) + 2 * start)
     samples[start : start + len(speech)] += speech
-    with replacing(wav) as part, wave.open(part, "wb") as file:
+    with replace_file(wav) as part, wave.open(part, "wb") as file:
         file.setparams((1, 2, SAMPLING_RATE, 0, "NONE", None))
         file.writeframes(np.clip(samples, -32768, 32767).astype("<i2").tobytes())
     return text
@@ -197,7 +197,7 @@ def make_corpus(folder: Path, n_clips: int, scale: float) -> None:
         name = f"DM{i // 250 + 1:03d}-{i % 250 + 1:04d}"
         text = make_clip(engine, folder / f"wavs/{name}.wav", seconds)
         lines.append(f"{name}|{text}|{text}\n")
-    with replacing(metadata) as file:  # last: without it, this is no corpus
+    with replace_file(metadata) as file:  # last: without it, this is no corpus
         file.write("".join(lines).encode())
     print(f"{folder}: made, {n_clips:,} clips, {total.sum() / 60:.1f} minutes")
 

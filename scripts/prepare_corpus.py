@@ -40,7 +40,7 @@ import soxr
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cli import ArgumentParser, UserError, counted, exit_on_user_error, replacing
+from cli import ArgumentParser, UserError, pluralize, exit_on_user_error, replace_file
 from corpus.audio import ClipError, Stamp, check_header, check_wav
 from corpus.clips import (
     Clip,
@@ -48,10 +48,10 @@ from corpus.clips import (
     Problem,
     check_clips,
     check_samples,
-    collecting,
-    in_threads,
+    collect_problem,
+    map_in_threads,
     read_lines,
-    refuse,
+    raise_problems,
     report_unknown_characters,
     write_lines,
 )
@@ -90,9 +90,9 @@ def read_corpus(
     audio = [path for path in audio if not path.stem.endswith("_mic2")]  # VCTK's other microphone
     sounds = defaultdict(list)
     for path in audio:
-        sounds[simplified(str(path)).rpartition("/")[2]].append(path)
+        sounds[simplify(str(path)).rpartition("/")[2]].append(path)
     tables = [path for path in files if path.suffix.lower() in LISTS and path.parent == Path()]
-    tables = [str(path) for path in tables if simplified(path.stem) not in sounds]
+    tables = [str(path) for path in tables if simplify(path.stem) not in sounds]
     if named := table or ("metadata.csv" if "metadata.csv" in tables else ""):
         tables = [named]
     found = [read_table(corpus, name, sounds, speaker) for name in tables]
@@ -117,7 +117,7 @@ def read_corpus(
     return lines, problems
 
 
-def simplified(name: str) -> str:
+def simplify(name: str) -> str:
     """Returns a path in small letters, composed, with / and without spaces or a sound's suffix."""
     name = unicodedata.normalize("NFC", "".join(name.split()).replace("\\", "/")).casefold()
     return re.sub(rf"^\./|({'|'.join(map(re.escape, SUFFIXES))})$", "", name)
@@ -125,10 +125,10 @@ def simplified(name: str) -> str:
 
 def find_sound(name: str, sounds: dict[str, list[Path]]) -> Path | None:
     """Returns the sound file whose path ends as ``name`` does, or the other way round, once both
-    are :func:`simplified`. None if there is none, or none that fits best."""
-    key, fits = simplified(name), defaultdict(list)
+    are :func:`simplify`. None if there is none, or none that fits best."""
+    key, fits = simplify(name), defaultdict(list)
     for path in sounds.get(key.rpartition("/")[2], ()):
-        whole, elsewhere = simplified(str(path)), ".." not in name
+        whole, elsewhere = simplify(str(path)), ".." not in name
         if f"/{whole}".endswith(f"/{key}") or (elsewhere and f"/{key}".endswith(f"/{whole}")):
             exact = f"/{path.with_suffix('')}".endswith(f"/{name.removesuffix(path.suffix)}")
             folder, suffix = whole.removesuffix(key), SUFFIXES.index(path.suffix.lower())
@@ -202,13 +202,13 @@ def read_pairs(corpus: Path, files: list[Path], audio: list[Path], speaker: str)
         values = f"{len(folders):,} folders, such as {folders[0]}"
         notes = [f"note: audio is in {values}; {ONE_SPEAKER}"]
     texts = [path for path in files if path.suffix.lower() == ".txt"]
-    texts = {simplified(str(path)): path for path in texts} | {str(path): path for path in texts}
+    texts = {simplify(str(path)): path for path in texts} | {str(path): path for path in texts}
     for path in audio:
         name = path.stem.removesuffix("_mic1")
         beside = path.with_name(f"{name}.txt")
         mirrored = Path("txt", *path.parts[1:-1], f"{name}.txt")
         places = path.with_name(f"{name}.normalized.txt"), beside, mirrored
-        keys = (key for place in places for key in (str(place), simplified(str(place))))
+        keys = (key for place in places for key in (str(place), simplify(str(place))))
         text = next((texts[key] for key in keys if key in texts), None)
         if text is None:
             message = f"{path}: has no text; write its text, this file, or remove the audio"
@@ -239,7 +239,7 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
     rarest = [f"{symbol!r} {uses[symbol]}" for symbol in sorted(symbols, key=uses.get)[:5]]
     print(f"{len(symbols)} symbols; the rarest and their uses are {', '.join(rarest)}")
     if with_digits := [line.location for line in lines if any(map(str.isdecimal, line.text))]:
-        texts = counted(len(with_digits), "text")
+        texts = pluralize(len(with_digits), "text")
         locations = ", ".join(with_digits[:5])
         print(f"note: {locations}: digits stay as written (in {texts}); spell numbers out")
     return "".join(symbols)
@@ -250,7 +250,7 @@ def print_unknown_words(clips: Sequence[Clip]) -> None:
     uses = Counter(word for clip in clips for word in unknown_words(clip.text))
     frequent = ", ".join(f"{word} {n}" for word, n in uses.most_common(10))
     if uses:
-        words = counted(len(uses), "word")
+        words = pluralize(len(uses), "word")
         print(f"{words} without phones in CMUdict, read as spelled; the most frequent: {frequent}")
 
 
@@ -271,12 +271,12 @@ def convert(clips: Sequence[Clip], folder: Path, corpus: Path, rate: int, trim_d
     problems = []
 
     def convert_to_folder(clip: Clip) -> float:
-        with collecting(problems, clip.location):
+        with collect_problem(problems, clip.location):
             return convert_clip(clip, folder / f"wavs/{name_of(clip)}.wav", rate, trim_db)
         return 0.0
 
-    cut = in_threads(convert_to_folder, clips, "converting")
-    refuse(problems)
+    cut = map_in_threads(convert_to_folder, clips, "converting")
+    raise_problems(problems)
     rows = [f"{name_of(clip)}|{clip.text}" for clip in clips]
     write_lines(folder / "metadata.csv", rows)  # last: without it, this is no corpus
     trimmed = f", {sum(cut):,.1f} s of silence cut off" if trim_db else ""
@@ -309,7 +309,7 @@ def convert_clip(clip: Clip, wav: Path, rate: int, trim_db: float) -> float:
     content = io.BytesIO()  # soundfile ignores that a disk is full
     soundfile.write(content, steps, rate, "PCM_16", format="WAV")
     wav.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(wav) as file:
+    with replace_file(wav) as file:
         file.write(content.getbuffer())
     return (whole - len(samples)) / rate
 
@@ -343,7 +343,7 @@ def check_corpus(
     check_audio = check_source if converting else check_wav
     clips, of_lines = check_clips(lines, any_length, {}, check_audio)
     of_samples = [] if converting else check_samples(clips, hparams)
-    refuse([*problems, *of_lines, *of_samples])
+    raise_problems([*problems, *of_lines, *of_samples])
     return clips
 
 
@@ -357,7 +357,7 @@ def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
     ranks = [hashlib.sha256(repr(clip.ids).encode()).digest() for clip in clips]
     distinct, ordered = sorted(set(ranks)), sorted(ranks)
     if len(distinct) < 2:
-        n_clips = counted(len(clips), "clip")
+        n_clips = pluralize(len(clips), "clip")
         raise UserError(f"{n_clips}, all of one text; add clips of another text, to validate on")
     n_train = TRAIN_SHARE * len(clips)
     limit = min(distinct[1:], key=lambda rank: abs(bisect_left(ordered, rank) - n_train))
@@ -371,12 +371,12 @@ def write_filelists(clips: Sequence[Clip], hparams: HParams) -> None:
     files = hparams.training_files, hparams.validation_files
     takes = Counter(tuple(clip.ids) for clip in clips)
     if repeated := [n_takes for n_takes in takes.values() if n_takes > 1]:
-        texts = counted(len(repeated), "text")
+        texts = pluralize(len(repeated), "text")
         print(f"note: {sum(repeated):,} clips are takes of {texts}; all of a text are in one list")
     for file, part in zip(files, split(clips), strict=True):
         rows = [f"{os.path.relpath(clip.path, hparams.data_dir)}|{clip.text}" for clip in part]
         write_lines(Path(file), rows)
-        print(f"{file}: {counted(len(rows), 'clip')}")
+        print(f"{file}: {pluralize(len(rows), 'clip')}")
 
 
 # The program
@@ -386,7 +386,7 @@ def prepare(args: argparse.Namespace) -> None:
     """Checks the corpus, converts it if asked, writes its filelists, and prints how to train on
     it."""
     lines, problems = read_corpus(args.corpus, args.speaker, args.table)
-    print(f"{args.corpus}: {counted(len(lines), 'clip')}")
+    print(f"{args.corpus}: {pluralize(len(lines), 'clip')}")
     settings = audio_settings(args.sampling_rate) | {
         "data_dir": str(args.convert_to or args.corpus),
         "training_files": f"filelists/{args.name}_train.txt",
@@ -422,7 +422,7 @@ def print_training_command(
     command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{name}"]
     if sampling_rate == HParams.sampling_rate and minutes < SMALL_MINUTES:
         voice = os.path.relpath(VOICE)
-        print(f"note: {counted(round(minutes), 'minute')} of speech: training starts from {voice}")
+        print(f"note: {pluralize(round(minutes), 'minute')} of speech: training starts from {voice}")
         command += ["-c", voice, "--warm_start"]
         if "symbols" not in changes:
             changes["ignore_layers"] = ()  # the voice has the same symbols

@@ -18,7 +18,7 @@ import pooch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, progress_bar
-from corpus.clips import check_samples, load_clips, read_lines, refuse, write_lines
+from corpus.clips import check_samples, load_clips, read_lines, raise_problems, write_lines
 from hparams import HParams, format_overrides
 
 CORPUS = "LJSpeech-1.1"  # the one folder at the top of the archive
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     hparams = HParams(data_dir=str(corpus))
     files = [hparams.training_files, hparams.validation_files]
     write_filelists(corpus, files)
-    refuse(check_samples(load_clips("+".join(files), hparams), hparams))
+    raise_problems(check_samples(load_clips("+".join(files), hparams), hparams))
     settings = {"data_dir": corpus, "hours": 24, "learning_rate_decay": 0.3}
     command = "python train.py -o runs/ljspeech --preset nvidia --hparams"
     print("Next (for a day; without hours=24, for the paper's 220 epochs):")

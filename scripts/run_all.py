@@ -291,7 +291,7 @@ def require_space(args: argparse.Namespace, runs: list[Run]) -> None:
     folders = args.output, *args.output.absolute().parents
     free = shutil.disk_usage(next(folder for folder in folders if folder.exists())).free
     gigabytes = f"{n_bytes / 1e9:.1f} GB"
-    print(f"{cli.counted(len(runs), 'run')}; their checkpoints will need {gigabytes} of disk")
+    print(f"{cli.pluralize(len(runs), 'run')}; their checkpoints will need {gigabytes} of disk")
     if n_bytes > free:
         fix = "free some, give another --output, or train fewer runs with --only"
         raise UserError(f"{args.output}: {free / 1e9:.1f} GB are free, which is not enough; {fix}")

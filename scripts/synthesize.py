@@ -33,12 +33,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cli import (
     ArgumentParser,
     UserError,
-    counted,
+    pluralize,
     exit_on_user_error,
     make_folder,
     positive,
     progress_bar,
-    replacing,
+    replace_file,
     seed,
     why_not_utf8,
 )
@@ -49,7 +49,7 @@ from hparams import HParams
 from model import N_READINGS, Tacotron2
 from speech import Spoken, load_model, restore_variance, speak
 from text import clean_text, sequence_to_text, spelled, text_to_sequence
-from training.checkpoint import checkpoint_file
+from training.checkpoint import find_checkpoint
 from training.figures import draw_speech
 from vocoder import Vocoder, open_vocoder, why_griffin_lim
 
@@ -197,7 +197,7 @@ def synthesize(model: Tacotron2, args: argparse.Namespace) -> None:
             bar.update()
     bar.close()
     if cut_off:
-        print(f"never stopped, of {counted(len(texts), 'text')}: {', '.join(cut_off)}")
+        print(f"never stopped, of {pluralize(len(texts), 'text')}: {', '.join(cut_off)}")
         sys.exit(1)
 
 
@@ -224,7 +224,7 @@ def write_speech(
     np.save(files["npy"], mel.numpy())
     figure.savefig(files["png"], format="png")
     for suffix, content in files.items():
-        with replacing(Path(f"{stem}.{suffix}")) as file:
+        with replace_file(Path(f"{stem}.{suffix}")) as file:
             file.write(content.getvalue())
     seconds = mel.size(1) * hop_seconds
     line = f"{stem}.wav: {seconds:.1f} s"
@@ -263,7 +263,7 @@ def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
             mel = mel[:, : clips[i].n_frames - 1]
             if not args.as_predicted:
                 mel = restore_variance(mel, model.variance_gain.cpu())
-            with replacing(folder / f"{Path(clips[i].path).stem}.npy") as file:
+            with replace_file(folder / f"{Path(clips[i].path).stem}.npy") as file:
                 np.save(file, mel.numpy())
     print(f"{folder}: mels of {len(clips):,} clips")
 
@@ -278,7 +278,7 @@ def main(argv: list[str] | None = None) -> None:
         "newest checkpoint (after learning_rate_decay it speaks better than checkpoint_best.pt) "
         "(default: voices/kathleen.pt)"
     )
-    add("-c", "--checkpoint", metavar="FILE", type=checkpoint_file, help=checkpoint)
+    add("-c", "--checkpoint", metavar="FILE", type=find_checkpoint, help=checkpoint)
     folder = "a new or empty folder (default: runs/speech, then runs/speech2 ...)"
     add("-o", "--output_dir", type=Path, metavar="DIR", help=folder)
     split = "split longer texts (default %(default)s characters; LJSpeech's longest text has 187)"

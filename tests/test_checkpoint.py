@@ -11,8 +11,8 @@ import torch
 from cli import UserError
 from training import checkpoint
 from training.checkpoint import (
-    checkpoint_file,
-    checkpoints,
+    find_checkpoint,
+    find_checkpoints,
     load_checkpoint,
     load_newest,
     save_checkpoint,
@@ -57,7 +57,7 @@ def test_the_newest_undamaged_checkpoint_is_used_or_the_best(tmp_path, capsys):
     assert load_newest(tmp_path) == (None, {})
     best = save(tmp_path, 3).rename(tmp_path / "checkpoint_best.pt")
     paths = [save(tmp_path, step) for step in (100_000_001, 99_999_999, 88_888_888, 100, 9)]
-    assert checkpoints(tmp_path) == paths
+    assert find_checkpoints(tmp_path) == paths
     whole = best.read_bytes()
     changed = bytes(8).join([whole[:6000], whole[6008:]])
     older = [*paths[1:], best]
@@ -74,11 +74,11 @@ def test_the_newest_undamaged_checkpoint_is_used_or_the_best(tmp_path, capsys):
 
 
 def test_a_runs_folder_means_its_newest_checkpoint_or_the_best(tmp_path):
-    assert checkpoint_file(tmp_path) == tmp_path
+    assert find_checkpoint(tmp_path) == tmp_path
     for name in ("checkpoint_best.pt", "checkpoint_00000009.pt", "checkpoint_00000010.pt"):
         (tmp_path / name).touch()
-        assert checkpoint_file(str(tmp_path)) == tmp_path / name
-    assert checkpoint_file("none/checkpoint_00000009.pt") == Path("none/checkpoint_00000009.pt")
+        assert find_checkpoint(str(tmp_path)) == tmp_path / name
+    assert find_checkpoint("none/checkpoint_00000009.pt") == Path("none/checkpoint_00000009.pt")
 
 
 def test_the_newest_k_and_the_best_are_kept(tmp_path):

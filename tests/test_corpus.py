@@ -20,12 +20,12 @@ from corpus.audio import MelSpectrogram
 from corpus.clips import (
     Problem,
     check_samples,
-    in_threads,
+    map_in_threads,
     load_clips,
-    refuse,
+    raise_problems,
     report_unknown_characters,
 )
-from corpus.mels import MelCache, open_mels
+from data_utils import MelCache, open_mels
 from hparams import create_hparams
 from text import text_to_sequence
 
@@ -35,7 +35,7 @@ def load_list(hparams, content):
     path = Path(hparams.data_dir, "list.txt")
     path.write_text(content, newline="", errors="surrogateescape")
     clips = load_clips(str(path), hparams)
-    refuse(check_samples(clips, hparams))
+    raise_problems(check_samples(clips, hparams))
     return clips
 
 
@@ -103,7 +103,7 @@ def test_ten_problems_of_each_kind_are_listed():
     short = [Problem(f"m.csv:{i}", "short", f"x{i}: {i} samples") for i in range(25)]
     others = [Problem(f"m.csv:{i}", "text", f"{i}.wav: text") for i in range(3)]
     with pytest.raises(UserError) as error:
-        refuse([*short[::-1], *others], "fix them")
+        raise_problems([*short[::-1], *others], "fix them")
     lines = [*map(str, short[:9]), f"{short[9]} (15 more lines like it)", *map(str, others)]
     assert sorted(str(error.value).split("\n")) == sorted([*lines, "fix them"])
 
@@ -168,7 +168,7 @@ def test_any_list_and_wav_is_read_or_refused(corpus, hparams, lists, data):
 
 
 def test_threads_keep_the_order_and_end_early_after_an_error_or_ctrl_c():
-    assert in_threads(lambda i: i * i, range(1000), "squares") == [i * i for i in range(1000)]
+    assert map_in_threads(lambda i: i * i, range(1000), "squares") == [i * i for i in range(1000)]
     begun = []
 
     def interrupt(i):
@@ -178,7 +178,7 @@ def test_threads_keep_the_order_and_end_early_after_an_error_or_ctrl_c():
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        in_threads(interrupt, range(5000), "interrupted")
+        map_in_threads(interrupt, range(5000), "interrupted")
     assert 200 < len(begun) < 5000
 
 

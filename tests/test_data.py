@@ -16,8 +16,8 @@ import data_utils
 from cli import UserError
 from corpus import sets
 from corpus.clips import Clip, padded_frames
-from corpus.mels import open_mels
-from corpus.sets import batch_capacity, load_data
+from data_utils import open_mels
+from data_utils import batch_capacity, load_data
 from data_utils import Item, MelDataset, collate, load_ahead
 from hparams import HParams, create_hparams
 

@@ -15,7 +15,7 @@ from torch.autograd import grad
 
 from decoder import graphs
 from decoder.graphs import STEPS
-from training.device import full_precision
+from training.device import use_full_precision
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -85,7 +85,7 @@ def test_the_model_in_graphs_equals_the_reference(captured, changes):
     assert captured.called
 
 
-@full_precision()  # which restores it
+@use_full_precision()  # which restores it
 def test_graphs_of_one_precision_are_not_used_in_another(captured):
     for allowed, n_captured in ((False, 4), (True, 8), (False, 8)):
         torch.backends.cuda.matmul.allow_tf32 = allowed

@@ -19,7 +19,7 @@ from decoder import products, scan
 from decoder.scan import STEPS
 from loss_function import Tacotron2Loss
 from model import Tacotron2
-from training.device import full_precision
+from training.device import use_full_precision
 
 PADDED = ([17, 9, 5], [23, 41, 1])  # text and mel lengths
 F32, F64 = torch.float32, torch.float64
@@ -100,7 +100,7 @@ def run(model: Tacotron2, batch: Batch, implementation: str) -> tuple[dict, dict
     return output._asdict(), gradients, validation._asdict()
 
 
-@full_precision()
+@use_full_precision()
 def assert_equal(model: Tacotron2, batch: Batch, tolerance: float) -> None:
     """Relative error of each output and gradient against the loop's."""
     outputs, gradients, validation = run(model, batch, "reference")

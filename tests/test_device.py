@@ -9,7 +9,7 @@ import torch
 
 from cli import UserError
 from hparams import create_hparams
-from training.device import choose_device, full_precision, why_no_gpu
+from training.device import choose_device, use_full_precision, why_no_gpu
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_full_precision_turns_tf32_off_and_restores_it(gpu):
     for precision, allowed in (("tf32", True), ("bf16", False)):
         choose_device(create_hparams(f"precision={precision}"))
         assert cuda.allow_tf32 == cudnn.allow_tf32 == allowed
-        with pytest.raises(ZeroDivisionError), full_precision():
+        with pytest.raises(ZeroDivisionError), use_full_precision():
             assert not cuda.allow_tf32 and not cudnn.allow_tf32
             raise ZeroDivisionError
         assert cuda.allow_tf32 == cudnn.allow_tf32 == allowed

@@ -11,8 +11,8 @@ import torch
 from conftest import NO_DROPOUT, TIMED, Forked, records
 
 from cli import UserError
-from corpus.mels import open_mels
-from corpus.sets import load_data
+from data_utils import open_mels
+from data_utils import load_data
 from data_utils import MelDataset, collate, training_sampler, validation_batches
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
@@ -161,7 +161,7 @@ def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run
         assert math.isclose(last[name], value, rel_tol=1e-12), name
 
     # One process goes on from the start of an epoch.
-    for path in checkpoint.checkpoints(whole):
+    for path in checkpoint.find_checkpoints(whole):
         progress = checkpoint.load_checkpoint(path)["progress"]
         if (progress["epoch"], progress["batch"]) > (1, 0):
             path.unlink()

@@ -13,7 +13,7 @@ from hparams import HParams
 from model import Tacotron2
 from scripts import export, synthesize
 from speech import load_model
-from training.checkpoint import checkpoints, load_checkpoint, load_newest
+from training.checkpoint import find_checkpoints, load_checkpoint, load_newest
 
 
 def nvidias_layers() -> dict[str, nn.Module]:
@@ -89,7 +89,7 @@ def test_a_model_of_other_symbols_needs_them_or_is_trained_on(tmp_path, settings
 
 def test_weights_alone_are_the_model_and_start_another_run(tmp_path, settings, run):
     run("first", settings + "epochs=1")
-    checkpoint, path = checkpoints(tmp_path / "first")[0], tmp_path / "new" / "weights.pt"
+    checkpoint, path = find_checkpoints(tmp_path / "first")[0], tmp_path / "new" / "weights.pt"
     export.main(["-c", str(tmp_path / "first"), "-o", str(path)])
     assert list(path.parent.iterdir()) == [path]
     old, new = load_model(checkpoint), load_model(path)

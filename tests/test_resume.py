@@ -24,7 +24,7 @@ import data_utils
 import train
 from cli import UserError
 from training import memory, validation
-from training.checkpoint import checkpoints, load_checkpoint, load_newest
+from training.checkpoint import find_checkpoints, load_checkpoint, load_newest
 from training.logger import RunLogger
 from training.validation import Sample
 from vocoder import open_vocoder
@@ -126,7 +126,7 @@ def test_checkpoints_by_minutes_and_epochs_and_the_last_k(
     settings += f"keep_checkpoints={kept},epochs=4,epochs_per_validation=9,"
     run("run", settings + "dynamic_batch_size=False")
     names = [f"checkpoint_{step:08d}.pt" for step in steps]
-    assert [path.name for path in checkpoints(tmp_path / "run")] == names[::-1]
+    assert [path.name for path in find_checkpoints(tmp_path / "run")] == names[::-1]
 
 
 def test_a_run_goes_on_from_the_newest_whole_checkpoint_or_the_best(
@@ -135,9 +135,9 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_or_the_best(
     settings += EVERY_BATCH + "epochs_per_validation=1,"
     for name, epochs in (("whole", 2), ("damaged", 2), ("best", 1)):
         run(name, settings + f"epochs={epochs}")
-    newest, _ = checkpoints(tmp_path / "damaged")
+    newest, _ = find_checkpoints(tmp_path / "damaged")
     newest.write_bytes(newest.read_bytes()[:1000])
-    for path in checkpoints(tmp_path / "best"):
+    for path in find_checkpoints(tmp_path / "best"):
         path.unlink()
     with pytest.raises(UserError, match="best: holds a run; --resume it, or give another -o"):
         run("best", settings)
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
     tmp_path, settings, run, opens, error
 ):
     run("run", settings + EVERY_BATCH + "epochs=1")
-    newest = checkpoints(tmp_path / "run")[0]
+    newest = find_checkpoints(tmp_path / "run")[0]
     before = contents(tmp_path)
     moment = (Path, "read_bytes") if opens else (torch, "load")
     with (
@@ -196,7 +196,7 @@ def test_what_makes_another_run_is_refused_and_changes_nothing(
     assert '"batch_size": 3' in (output / "hparams.json").read_text()  # as it was
     assert run("run", "epochs=2", "--resume", "--preset", "paper") == 0  # nothing left to do
 
-    path, metrics = checkpoints(output)[0], output / "metrics.jsonl"
+    path, metrics = find_checkpoints(output)[0], output / "metrics.jsonl"
     state, size = load_checkpoint(path), metrics.stat().st_size
     newer = state | {"hparams": state["hparams"] | {"new": 1}}
     lacking = {name: value for name, value in state.items() if name != "progress"}
@@ -250,7 +250,7 @@ def test_killed_before_its_second_checkpoint_it_is_resumed_with_its_settings(
     run("whole", settings, *options)
     with patch.object(*moment, **KILL), pytest.raises(KeyboardInterrupt):
         run("broken", settings, *options)
-    assert len(checkpoints(tmp_path / "broken")) == 1
+    assert len(find_checkpoints(tmp_path / "broken")) == 1
     part = tmp_path / "broken" / "checkpoint_00000001.pt.123.part"
     part.touch()  # as a kill amid a save does
     run("broken", "", "--resume")
@@ -339,7 +339,7 @@ def test_a_signal_finishes_the_batch_and_saves(tmp_path, settings, run, number):
     assert process.returncode == 128 + number
     assert errors == f"{number.name}: saving, then stopping\n"
     saved = progress(output)
-    assert f"{number.name}: saved {checkpoints(output)[0]} after {saved['epoch']} epochs" in printed
+    assert f"{number.name}: saved {find_checkpoints(output)[0]} after {saved['epoch']} epochs" in printed
     assert saved["step"] == records(output, "step")[-1]["step"] and saved["epoch"] > 4
     assert saved["metrics_size"] == (output / "metrics.jsonl").stat().st_size
 
@@ -386,7 +386,7 @@ def test_signalled_at_random_moments_and_resumed_it_is_the_same_run(
         # 0: it was done before; -number: before the first batch, or killed
         assert process.returncode in (0, -number, 128 + number), printed
         statuses.append(process.returncode)
-        for path in checkpoints(broken):
+        for path in find_checkpoints(broken):
             load_checkpoint(path)  # each is whole
     assert_same_run(whole, broken)
 

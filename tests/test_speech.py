@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import speech
 from corpus.clips import load_clips
-from corpus.mels import open_mels
+from data_utils import open_mels
 from data_utils import Item
 from hparams import HParams
 from model import has_ended

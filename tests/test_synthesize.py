@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import speech
 from corpus.clips import check_text, load_clips
-from corpus.mels import open_mels
+from data_utils import open_mels
 from data_utils import MelDataset, collate
 from hparams import create_hparams
 from model import N_READINGS, Tacotron2

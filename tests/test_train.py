@@ -17,13 +17,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import train
 from cli import UserError
 from corpus.clips import load_clips
-from corpus.mels import open_mels
+from data_utils import open_mels
 from data_utils import MelDataset
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Attention, Tacotron2
 from training import logger
-from training.checkpoint import checkpoints, load_checkpoint, load_newest
+from training.checkpoint import find_checkpoints, load_checkpoint, load_newest
 from training.device import choose_device, device_name
 from training.schedule import Progress
 from training.validation import validate
@@ -212,7 +212,7 @@ def test_at_its_end_a_model_that_can_speak_measures_the_variance_that_it_lacks(
     run("run", settings)
     last, *before = (
         load_checkpoint(path)["state_dict"]["variance_gain"]
-        for path in checkpoints(tmp_path / "run")
+        for path in find_checkpoints(tmp_path / "run")
     )
     assert bool(last.any()) == learned and not any(gain.any() for gain in before)
 
@@ -225,7 +225,7 @@ def first(tmp_path, settings, run) -> str:
     """The checkpoint of a run of one epoch of three batches."""
     settings += "epochs=1,dynamic_batch_size=False,lrf=0.5,p_postnet_dropout=0.3"
     run("first", settings)
-    return str(checkpoints(tmp_path / "first")[0])
+    return str(find_checkpoints(tmp_path / "first")[0])
 
 
 def test_it_continues_with_the_checkpoints_settings(tmp_path, run, first, capsys):
@@ -284,7 +284,7 @@ def test_the_alphabet_is_saved_with_the_run_and_stays_with_its_weights(
     file.unlink()
     saved = json.loads((tmp_path / "first" / "hparams.json").read_text())
     assert (saved["symbols"], saved["n_symbols"]) == (" aefghlmnorstwßäü", 18)
-    path = checkpoints(tmp_path / "first")[0]
+    path = find_checkpoints(tmp_path / "first")[0]
     assert run("first", "epochs=2", "--resume") == 0
     run("second", "epochs=2", "-c", str(path))
     assert losses(tmp_path / "second") == losses(tmp_path / "first")[3:]

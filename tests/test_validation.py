@@ -6,8 +6,8 @@ import pytest
 import torch
 from conftest import build, set_gate
 
-from corpus.mels import open_mels
-from corpus.sets import load_data
+from data_utils import open_mels
+from data_utils import load_data
 from data_utils import MelDataset
 from hparams import create_hparams
 from loss_function import Tacotron2Loss

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cli import ArgumentParser
 from hparams import MAY_CHANGE, NVIDIA_ONLY, PRESETS, parse_overrides, settings_table
-from training.checkpoint import checkpoint_file
+from training.checkpoint import find_checkpoint
 
 
 def parse_args() -> argparse.Namespace:
@@ -27,7 +27,7 @@ def parse_args() -> argparse.Namespace:
         help="for the run")
     add("-l", "--log_dir", "--log_directory", type=Path, metavar="DIR",
         help="for TensorBoard, from the current folder, not from -o (default: -o)")
-    add("-c", "--checkpoint", "--checkpoint_path", type=checkpoint_file, metavar="FILE",
+    add("-c", "--checkpoint", "--checkpoint_path", type=find_checkpoint, metavar="FILE",
         help="start another run from this checkpoint, or from the newest of a run's folder, with "
         "its settings, at the start of the epoch that it was saved in")
     add("--warm_start", action="store_true", help="take only the settings and weights of -c, "

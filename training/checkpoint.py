@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cli import DISK_FULL, UserError, counted, replacing
+from cli import DISK_FULL, UserError, pluralize, replace_file
 from hparams import HParams, format_overrides
 from training import distributed
 from training.device import is_out_of_memory
@@ -37,17 +37,17 @@ class DamagedCheckpoint(UserError):
 # The checkpoints in a run's folder
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def find_checkpoints(folder: Path) -> list[Path]:
     """Returns a run's checkpoints without the best, newest first."""
     numbered = [path for path in folder.glob("*.pt") if re.fullmatch(r"checkpoint_\d+", path.stem)]
     return sorted(numbered, key=lambda path: int(path.stem.split("_")[1]), reverse=True)
 
 
-def checkpoint_file(path: str | Path) -> Path:
+def find_checkpoint(path: str | Path) -> Path:
     """Returns the newest checkpoint of a run if ``path`` is its folder, or the best if it has no
     other; else ``path``."""
     path = Path(path)
-    return next(iter([*checkpoints(path), *path.glob(BEST), path]))
+    return next(iter([*find_checkpoints(path), *path.glob(BEST), path]))
 
 
 def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: int) -> Path:
@@ -60,7 +60,7 @@ def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: 
         if is_best:  # first: if killed in between, the run validates and saves both again
             save_checkpoint(folder / BEST, state)
         save_checkpoint(path, state)
-        for old in checkpoints(folder)[n_kept:]:
+        for old in find_checkpoints(folder)[n_kept:]:
             old.unlink()
     distributed.barrier()
     return path
@@ -75,7 +75,7 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
         UserError: every checkpoint is damaged, or one cannot be read for another reason.
     """
     problems = []
-    numbered = checkpoints(folder)
+    numbered = find_checkpoints(folder)
     for path in [*numbered, *sorted(set(folder.glob("checkpoint_*.pt")) - set(numbered))]:
         try:
             state = load_checkpoint(path)
@@ -93,13 +93,13 @@ def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
 
 def set_aside(folder: Path, newest: Path) -> None:
     """Renames the damaged checkpoints that :func:`load_newest` skipped to reach ``newest``."""
-    for path in takewhile(lambda path: path != newest, checkpoints(folder)):
+    for path in takewhile(lambda path: path != newest, find_checkpoints(folder)):
         path.rename(f"{path}.damaged")
 
 
 def save_hparams(folder: Path, hparams: HParams) -> None:
     """Writes a run's settings to hparams.json."""
-    with replacing(folder / "hparams.json") as file:
+    with replace_file(folder / "hparams.json") as file:
         file.write((json.dumps(dataclasses.asdict(hparams), indent=2) + "\n").encode())
 
 
@@ -115,7 +115,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         UserError: the disk is full, or the folder cannot be written.
     """
     try:
-        with replacing(path) as file:
+        with replace_file(path) as file:
             torch.save(state, file)
     except (OSError, RuntimeError) as error:
         cause = error if isinstance(error, OSError) else error.__context__  # of torch's writer
@@ -260,7 +260,7 @@ def load_weights(
         problem = f"{name} is {loaded_shapes.get(name, 'absent')} in the checkpoint, "
         problem += f"{shapes.get(name, 'absent')} in this model"
         if n_more:
-            problem += f" (and {counted(n_more, 'more weight')})"
+            problem += f" (and {pluralize(n_more, 'more weight')})"
         fix = "use the settings that it was trained with"
         if differing == ["embedding.weight"] and "embedding.weight" in loaded:
             fix = "it reads other symbols: set them (symbols)"

@@ -106,7 +106,7 @@ def is_wsl() -> bool:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
+def use_full_precision() -> Iterator[None]:
     """Turns TF32 off, so that validation losses compare across precisions."""
     backends = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [backend.allow_tf32 for backend in backends]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cli import UserError
-from layers import preserved_buffers
+from layers import preserve_buffers
 
 _TORCHRUN = torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
 _VARIABLES = os.environ if _TORCHRUN else {}
@@ -73,7 +73,7 @@ def replicated(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> nn.Modu
         # Not in start(): NCCL reads the allocator's settings, which choose_device makes.
         _gpus = torch.distributed.new_group(backend="nccl", timeout=GPU_TIMEOUT)
     replicas = DistributedDataParallel(model, process_group=_gpus)
-    with preserved_buffers(model):
+    with preserve_buffers(model):
         loss(replicas).backward()
     model.zero_grad()
     return replicas

@@ -19,13 +19,13 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from batching import batch_statistics
-from cli import UserError, counted
+from cli import UserError, pluralize
 from corpus.clips import Clip
 from data_utils import Data
 from hparams import HParams
 from model import Tacotron2
 from training.device import training_conditions
-from training.distributed import SEVERAL, gathered
+from training.distributed import SEVERAL, gather
 from training.figures import draw_alignment, draw_gate, draw_mels, draw_speech, render
 from training.schedule import Fall, Progress
 from training.validation import Sample
@@ -84,22 +84,22 @@ def epoch_scalars(progress: Progress, data: Data) -> dict[str, float]:
 def print_summary(data: Data, model: Tacotron2, progress: Progress, source: Path | None) -> None:
     """Prints what is trained, on which data and device, and from where it starts."""
     if n := data.sampler.n_repeated:
-        batches = counted(n, "batch", "es")
+        batches = pluralize(n, "batch", "es")
         title = f"epoch {progress.epoch + 1}"
         print(f"note: {title} repeats {batches}, so that all processes have equally many")
     device = next(model.parameters()).device
     used = training_conditions(device, model.hparams, model.decoder.implementation)
-    threads = f", {counted(used['threads'], 'thread')}" if device.type == "cpu" else ""
+    threads = f", {pluralize(used['threads'], 'thread')}" if device.type == "cpu" else ""
     print(f"training on {used['device']}{threads}, {used['precision']}, decoder={used['decoder']}")
     n_parameters = sum(p.numel() for p in model.parameters())
     if device.type == "cpu" and model.hparams.dynamic_batch_size and n_parameters > LARGE:
         why = "takes as long for so large a model, with more updates (docs/results.md)"
         print(f"note: on a CPU, dynamic_batch_size=False {why}")
-    done = counted(progress.epoch, "epoch")
+    done = pluralize(progress.epoch, "epoch")
     if math.isfinite(progress.end):
-        done = f"{progress.epoch} of {counted(progress.end, 'epoch')}"
+        done = f"{progress.epoch} of {pluralize(progress.end, 'epoch')}"
     if progress.batch:
-        done += f" and {counted(progress.batch, 'batch', 'es')}"
+        done += f" and {pluralize(progress.batch, 'batch', 'es')}"
     origin = f", from {source}" if source else ""
     limit = "" if math.isfinite(progress.end) else f", to end after {model.hparams.hours:g} h"
     print(
@@ -134,7 +134,7 @@ def print_end(n_epochs: int, fall: Fall, epoch_seconds: float, rest_seconds: flo
     falls = ", over which the learning rate falls to 0" if fall.start == n_epochs else ""
     when = datetime.now() + timedelta(seconds=n_left * epoch_seconds)
     tqdm.write(
-        f"epoch {n_epochs}: {about}{counted(n_left, 'more epoch')}{falls}; training ends about "
+        f"epoch {n_epochs}: {about}{pluralize(n_left, 'more epoch')}{falls}; training ends about "
         f"{when:%Y-%m-%d %H:%M}"
     )
 

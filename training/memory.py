@@ -18,7 +18,7 @@ from corpus.sets import batch_capacity
 from data_utils import Batch, Data, Item, MelDataset, collate
 from decoder import graphs
 from hparams import HParams
-from layers import preserved_buffers, restore_buffers
+from layers import preserve_buffers, restore_buffers
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from training import distributed
@@ -118,7 +118,7 @@ def largest_batches(
 def unchanged(model: Tacotron2) -> Iterator[None]:
     """Restores the model's buffers and all random states when the context ends."""
     states = random_state()
-    with preserved_buffers(model):
+    with preserve_buffers(model):
         try:
             yield
         finally:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from cli import UserError, counted, make_folder
+from cli import UserError, pluralize, make_folder
 from data_utils import Data
 from hparams import MAY_CHANGE, HParams, create_hparams, quote
 from model import Tacotron2
@@ -199,7 +199,7 @@ def continued(source: Path, overrides: str, preset: str | None) -> Origin:
     saved = Progress(**state["progress"])
     if saved.epoch >= hparams.epochs and not hparams.hours:
         raise UserError(
-            f"{source}: has {counted(saved.epoch, 'epoch')}; set epochs={saved.epoch + 1} or more, "
+            f"{source}: has {pluralize(saved.epoch, 'epoch')}; set epochs={saved.epoch + 1} or more, "
             "or take its weights by --warm_start"
         )
     if hparams.seed != state["hparams"]["seed"]:
@@ -277,7 +277,7 @@ def refuse_another_fall(state: dict[str, Any], path: Path, hparams: HParams) -> 
     if share and done > progress.falls_from:
         raise UserError(
             f"{problem}: comes too late, since the learning rate has begun to fall, to 0 after "
-            f"{counted(int(progress.end), 'epoch')}; leave {name} out, or start another run by -c "
+            f"{pluralize(int(progress.end), 'epoch')}; leave {name} out, or start another run by -c "
             "and another -o"
         )
     if hparams.hours:
@@ -296,7 +296,7 @@ def refuse_other_processes(n_processes: int, progress: Progress, path: Path) -> 
     would end it."""
     if progress.batch and n_processes != distributed.WORLD_SIZE:
         raise UserError(
-            f"{path}: was saved by {counted(n_processes, 'process', 'es')} within epoch "
+            f"{path}: was saved by {pluralize(n_processes, 'process', 'es')} within epoch "
             f"{progress.epoch + 1}, now there are {distributed.WORLD_SIZE}; use torchrun "
             f"--nproc_per_node={n_processes}, or start another run by -c, at the start of that "
             "epoch, with another -o"

@@ -17,8 +17,8 @@ from layers import length_mask
 from loss_function import Loss, Tacotron2Loss, distance_from_diagonal
 from model import Output, Tacotron2, has_ended
 from text import symbol_names
-from training.device import full_precision
-from training.distributed import RANK, WORLD_SIZE, broadcast_buffers, gathered
+from training.device import use_full_precision
+from training.distributed import RANK, WORLD_SIZE, broadcast_buffers, gather
 
 
 class Sample(NamedTuple):
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
 
 @torch.no_grad()
-@full_precision()
+@use_full_precision()
 def validate(
     model: Tacotron2,
     dataset: MelDataset,
