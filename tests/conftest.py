@@ -3,14 +3,9 @@
 import dataclasses
 import json
 import os
-import select
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import hypothesis
@@ -18,6 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from forked import ROOT, Forked  # noqa: F401
 
 import train
 from corpus.clips import Clip, load_clips
@@ -27,14 +23,12 @@ from model import Tacotron2
 from training import checkpoint, logger
 from training.checkpoint import load_newest
 
-ROOT = Path(__file__).resolve().parent.parent
-
 # A busy machine is no failure. (Hypothesis knows CI by itself, and is not random there.)
 hypothesis.settings.register_profile("untimed", deadline=None)
 if not os.environ.get("CI"):
     hypothesis.settings.load_profile("untimed")
 
-# Started by a shell in the background, programs ignore Ctrl-C, and so would those tested here.
+# Programs that a shell starts in the background ignore Ctrl-C, and so would those tested here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -60,19 +54,24 @@ def write_tone(path: Path, seconds: float, rate: int = 22050, **options) -> None
     soundfile.write(path, 0.3 * np.sin(2 * np.pi * 220 * time), rate, **options)
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    """A folder with 12 wavs of 0.1 to 0.5 s, and train.txt (8 clips) and val.txt (4)."""
+def make_tones(folder: Path) -> Path:
+    """Makes 12 wavs of 0.1 to 0.5 s, and train.txt (8 clips) and val.txt (4)."""
     lines = []
     for i in range(12):
-        write_tone(tmp_path / f"{i}.wav", 0.1 + 0.4 * (i * 5 % 12) / 11)
+        write_tone(folder / f"{i}.wav", 0.1 + 0.4 * (i * 5 % 12) / 11)
         words = WORDS[i % len(WORDS)]
         if i < 8:  # other texts than those of the validation clips
             words = words.replace("tone", "note").replace("one", "eon")
         lines.append(f"{i}.wav|{words}\n")
-    (tmp_path / "train.txt").write_text("".join(lines[:8]))
-    (tmp_path / "val.txt").write_text("".join(lines[8:]))
-    return tmp_path
+    (folder / "train.txt").write_text("".join(lines[:8]))
+    (folder / "val.txt").write_text("".join(lines[8:]))
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder with the tones."""
+    return make_tones(tmp_path)
 
 
 @pytest.fixture
@@ -122,75 +121,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> C
     return run
 
 
-# A program that runs a process for each line that it reads.
-SERVER = """
-import gc, json, os, runpy, signal, sys
-import librosa.filters, matplotlib.figure, soundfile, torch._dynamo, torch.utils.tensorboard
-
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leave no zombies
-gc.freeze()  # else the garbage collector of each process would copy all memory
-print("ready", flush=True)
-while (line := sys.stdin.readline()) and os.fork():
-    pass
-if not line:
-    sys.exit()
-signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-arguments, environment, folder = json.loads(line)
-with open(f"{folder}/status", "w", buffering=1) as status:
-    if pid := os.fork():
-        print(pid, file=status)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=status)
-        os._exit(0)
-os.setsid()
-os.dup2(os.open(f"{folder}/stdout", os.O_WRONLY), 1)
-os.dup2(os.open(f"{folder}/stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-os.environ.update(environment)
-from training import checkpoint, logger
-logger.RunLogger.log_samples = lambda *_: None  # takes longest
-if arguments[0] == "-c":
-    sys.argv = arguments[:1] + arguments[2:]
-    exec(arguments[1])
-else:
-    sys.argv = arguments
-    runpy.run_path(arguments[0], run_name="__main__")
-"""
-
-
-@cache
-def server() -> subprocess.Popen:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1"}  # train.py sets it before any tensor
-    server = subprocess.Popen([sys.executable, "-c", SERVER], env=environment, **pipes)
-    assert server.stdout.readline() == "ready\n"
-    return server
-
-
-class Forked:
-    """Runs ``python ARGUMENTS`` in the project's root and in a session of its own. The process
-    starts at once, since it is forked from one that has imported the libraries, which takes
-    seconds. It logs no pictures and no sound."""
-
-    def __init__(self, *arguments: object, **environment: object):
-        self.folder = Path(tempfile.mkdtemp())
-        for name in ("status", "stdout"):
-            os.mkfifo(self.folder / name)
-        environment = {name: str(value) for name, value in environment.items()}
-        request = [[str(argument) for argument in arguments], environment, str(self.folder)]
-        print(json.dumps(request), file=server().stdin, flush=True)
-        self.status, self.stdout = ((self.folder / name).open() for name in ("status", "stdout"))
-        self.pid = int(self.status.readline())
-
-    def ended(self) -> bool:
-        return bool(select.select([self.status], [], [], 0)[0])
-
-    def communicate(self) -> tuple[str, str]:
-        """Returns what it prints from here on, and its errors; sets ``returncode``."""
-        printed, self.returncode = self.stdout.read(), int(self.status.readline())
-        errors = (self.folder / "stderr").read_text()
-        shutil.rmtree(self.folder)
-        return printed, errors
-
-
 TIMED = {"duration", "minutes", "processor_minutes", "frames_per_second", "data_wait"}
 TIMED |= {"peak_memory_gib", "peak_reserved_gib"}
 
@@ -225,9 +155,10 @@ def tiny() -> HParams:
 
 
 def noise_batch(
-    hparams: HParams, text_lengths: list[int], mel_lengths: list[int], n_frames_per_step: int = 1
+    text_lengths: list[int], mel_lengths: list[int], n_frames_per_step: int = 1
 ) -> Batch:
-    """Returns clips of random ids and mels of these lengths."""
+    """Returns clips of random ids and mels of these lengths, for the tiny model."""
+    hparams = create_hparams(TINY)
     generator = torch.Generator().manual_seed(0)
     items = []
     for T_in, T_out in zip(text_lengths, mel_lengths, strict=True):
@@ -238,8 +169,8 @@ def noise_batch(
 
 
 @pytest.fixture
-def batch(tiny: HParams) -> Batch:
-    return noise_batch(tiny, [7, 5, 3], [9, 12, 4])
+def batch() -> Batch:
+    return noise_batch([7, 5, 3], [9, 12, 4])
 
 
 PARTS = ("encoder", "prenet", "attention", "decoder", "postnet")
@@ -270,12 +201,6 @@ def set_gate(model: Tacotron2, logit: float) -> Tacotron2:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a tiny model that speaks until it is cut off."""
     return save_model(tmp_path_factory.mktemp("trained") / "trained.pt", set_gate(build(), -100))
-
-
-@pytest.fixture(scope="session")
-def stopping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of a tiny model that stops after its first frame."""
-    return save_model(tmp_path_factory.mktemp("trained") / "stopping.pt", set_gate(build(), 100))
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import hypothesis
 import librosa
 import numpy as np
 import pytest
-import soundfile
 import torch
 from conftest import write_tone
 from hypothesis import strategies as st
@@ -25,9 +24,8 @@ from corpus.clips import (
     map_in_threads,
     raise_problems,
     report_unknown_characters,
-    write_lines,
 )
-from data_utils import MelCache, load_data, open_mels
+from data_utils import MelCache, open_mels
 from hparams import create_hparams
 from text import text_to_sequence
 
@@ -55,17 +53,10 @@ def test_mels_are_librosas(preset):
     hparams = create_hparams(preset=preset)
     spectrogram = MelSpectrogram(hparams)
     ours = spectrogram(torch.from_numpy(samples))
+    options = {"n_fft": hparams.filter_length, "win_length": hparams.win_length}
+    options |= {"hop_length": hparams.hop_length, "n_mels": 80, "fmin": 0, "fmax": 8000}
     theirs = librosa.feature.melspectrogram(
-        y=samples,
-        sr=hparams.sampling_rate,
-        n_fft=hparams.filter_length,
-        hop_length=hparams.hop_length,
-        win_length=hparams.win_length,
-        power=1.0,
-        pad_mode="reflect",
-        n_mels=hparams.n_mel_channels,
-        fmin=hparams.mel_fmin,
-        fmax=hparams.mel_fmax,
+        y=samples, sr=22050, power=1.0, pad_mode="reflect", **options
     )
     assert ours.shape == (80, len(samples) // hparams.hop_length + 1)
     np.testing.assert_allclose(ours, np.log(np.clip(theirs, 1e-5, None)), atol=1e-4)
@@ -76,10 +67,12 @@ def test_mels_are_librosas(preset):
 # Filelists
 
 
-def test_what_a_filelist_may_have(corpus, hparams, capsys):
+def test_filelists_of_other_systems_and_with_speakers_are_read(corpus, hparams, capsys):
     """Absolute paths, a + in its own, line ends of Windows and of old Macs, byte order marks, and a
     third field, whose speakers are counted."""
     (corpus / "other.txt").write_text(f"{corpus}/9.wav|Dr. Tone\n")
+    clips = load_clips(f"{corpus}/other.txt", replace(hparams, data_dir="gone"))
+    assert clips[0].path == f"{corpus}/9.wav"
     clips = load_clips(f"{corpus}/train.txt + {corpus}/other.txt", hparams)
     assert len(clips) == 9 and clips[0].path == f"{corpus}/0.wav"
     assert clips[8].location == f"{corpus}/other.txt:1"
@@ -92,21 +85,6 @@ def test_what_a_filelist_may_have(corpus, hparams, capsys):
     (corpus / "a+b.txt").write_text("0.wav|a tone|ann\r\ufeff1.wav|a tone|bob\r")
     assert len(load_clips(f"{corpus}/a+b.txt", hparams)) == 2
     assert "/a+b.txt: 2 speakers become one voice; " in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"^\S+/list\.txt:3: '2\.wav\|so\|cut' .* one \\|, and"):
-        load_list(hparams, "0.wav|whole\n1.wav|whole\n2.wav|so|cut")
-    (corpus / "list.txt").write_text("0.wav|a tone", "utf-16")
-    with pytest.raises(UserError, match=r"^\S+/list\.txt: is UTF-16; save it as UTF-8$"):
-        load_clips(f"{corpus}/list.txt", hparams)
-
-
-def test_a_filelist_is_never_replaced(tmp_path):
-    file, lines = tmp_path / "new/list.txt", ["0.wav|ü", "1.wav|b"]
-    write_lines(file, lines)
-    before = file.stat().st_mtime_ns
-    write_lines(file, lines)
-    with pytest.raises(UserError, match=r"/list\.txt: already has 2 lines, which are not the 1 "):
-        write_lines(file, lines[1:])
-    assert file.read_text("utf-8") == "0.wav|ü\n1.wav|b\n" and file.stat().st_mtime_ns == before
 
 
 def test_characters_that_are_not_read_as_written_are_noted(hparams, capsys):
@@ -119,56 +97,6 @@ def test_characters_that_are_not_read_as_written_are_noted(hparams, capsys):
 
 
 # Checks
-
-
-@pytest.mark.parametrize("cache", [True, False])
-def test_everything_that_is_wrong_with_clips_is_in_one_report(corpus, hparams, cache):
-    """Lists, texts, headers and samples, of both sets."""
-    bad_lines = {
-        "0.wav": "'0.wav' is not path|text",
-        "0.wav|caf\udce9": "byte 0xe9 is not UTF-8",
-        "99.wav|ok": "99.wav: no such file",
-        "stereo.wav|ok": "stereo.wav: 2 channels",
-        "rate.wav|ok": "rate.wav: sampling rate 16000 Hz",
-        "short.wav|ok": "short.wav: 1101 samples, too short for a mel",
-        "noise.wav|ok": "noise.wav: not a readable sound file",
-        "AIFF.wav|ok": "AIFF.wav: is AIFF",
-        "2.wav|": "text '' has nothing to speak",
-        "2.wav|say {QQ}": "'QQ' in braces is not an ARPAbet phone",
-        "2.wav|a": "text 'a' is one symbol",
-        "2.wav|" + "a " * 300: "text of 599 symbols, above max_text_length=500",
-        "loud.wav|ok": "loud.wav: has a sample of 3",
-        "nan.wav|ok": "nan.wav: has samples that are not finite",
-        "constant.wav|ok": "constant.wav: is silent",
-        "./3.wav|ok": "3.wav is on train.txt:1 too",
-        "10.wav|ok": "10.wav is on val.txt:1 too",
-        "link.wav|ok": "link.wav is on val.txt:2 too",
-    }
-    tone, _ = soundfile.read(corpus / "0.wav")
-    sounds = {
-        "stereo": np.stack([tone, tone], 1),
-        "short": tone[:1101],
-        "constant": np.full(9000, 0.5),
-        "loud": np.sign(tone) * 3,
-        "nan": tone * np.nan,
-    }
-    for name, samples in sounds.items():
-        soundfile.write(corpus / f"{name}.wav", samples, 22050, subtype="FLOAT")
-    soundfile.write(corpus / "AIFF.wav", tone, 22050, format="AIFF")
-    soundfile.write(corpus / "rate.wav", tone, 16000)
-    (corpus / "noise.wav").write_bytes(b"this is not sound")
-    (corpus / "link.wav").hardlink_to(corpus / "11.wav")
-    lines = "\n".join(["3.wav|ok", "", *bad_lines])
-    (corpus / "train.txt").write_text(lines, errors="surrogateescape")
-    (corpus / "val.txt").write_text("10.wav|ok\n11.wav|ok\nrate.wav|\n")
-    expected = {f"train.txt:{n}: {problem}" for n, problem in enumerate(bad_lines.values(), 3)}
-    expected |= {"val.txt:3: rate.wav: sampling rate", "val.txt:3: text '' has nothing"}
-    with pytest.raises(UserError) as error:
-        load_data(replace(hparams, cache_mels=cache))
-    lines = str(error.value).replace(f"{corpus}/", "").split("\n")
-    for line, start in zip(sorted(lines), sorted(expected), strict=True):
-        assert line.startswith(start)
-    assert not list(corpus.glob("cache/*.*"))
 
 
 def test_ten_problems_of_each_kind_are_listed():
@@ -193,35 +121,21 @@ def test_a_cut_is_noticed(corpus, hparams, kind, metadata):
     path.write_bytes(whole)
     assert len(load_list(hparams, "x.wav|tone")) == 1
     path.write_bytes(whole[:-1000])
-    with pytest.raises(
-        UserError, match=r"list\.txt:1: .*/x\.wav: (cut off|not .* readable|not as)"
-    ):
+    problem = r"list\.txt:1: .*/x\.wav: (cut off|not .* readable|not as)"
+    with pytest.raises(UserError, match=problem):
         load_list(hparams, "x.wav|tone")
 
 
-@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000, 0])
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000])
 def test_a_wav_that_was_written_to_a_pipe_is_read_to_its_end(corpus, hparams, size):
-    """Programs write the first two sizes into its header. Nothing can be read of the last."""
+    """Programs write these sizes into its header."""
     path = corpus / "x.wav"
     write_tone(path, 0.1, subtype="PCM_16")
     n_frames, content = load_list(hparams, "x.wav|tone")[0].n_frames, bytearray(path.read_bytes())
     start = content.index(b"data") + 4
     content[start : start + 4] = size.to_bytes(4, "little")
     path.write_bytes(content)
-    if size:
-        assert load_list(hparams, "x.wav|tone")[0].n_frames == n_frames
-        return
-    with pytest.raises(UserError, match=r"x\.wav: its header has no length; make it again as a"):
-        load_list(hparams, "x.wav|tone")
-
-
-def test_a_flac_without_a_length_is_refused(corpus, hparams):
-    write_tone(corpus / "x.flac", 0.1, subtype="PCM_16")
-    content = bytearray((corpus / "x.flac").read_bytes())
-    content[21:26] = bytes([content[21] & 0xF0, 0, 0, 0, 0])  # 36 bits: its samples
-    (corpus / "x.flac").write_bytes(content)
-    with pytest.raises(UserError, match=r"x\.flac: its header has no length; make it again as a"):
-        load_list(hparams, "x.flac|tone")
+    assert load_list(hparams, "x.wav|tone")[0].n_frames == n_frames
 
 
 PARTS = ["0.wav", "1.wav", "|", "\n", "\r\n", "\0", "tone", "..", "/", "{", "}"]

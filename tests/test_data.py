@@ -60,28 +60,6 @@ def test_validation_texts_that_are_trained_on_are_counted(corpus, hparams, capsy
     assert "note: 1 of the 4 validation clips have texts that are tr" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("setting", "value", "problem"),
-    [
-        ("data_dir", "none", "setting data_dir=none: no such folder"),
-        ("data_dir", "empty", "setting data_dir=empty: has none of the clips, such as empty/0.wav"),
-        ("training_files", "empty.txt", "empty.txt: has no clips"),
-        ("training_files", "val.txt", "filelist 'val.txt': is named twice"),
-        ("batch_capacity_seconds", 0.49, "train.txt:8: 7.wav has 40 frames"),
-        ("batch_size", 9, "setting batch_size=9: train.txt has 8 clips"),
-    ],
-)
-def test_a_wrong_setting_is_one_line(corpus, hparams, monkeypatch, setting, value, problem):
-    monkeypatch.chdir(corpus)
-    (corpus / "empty").mkdir()
-    (corpus / "empty.txt").write_text("\n\n")
-    names = {"data_dir": "", "training_files": "train.txt", "validation_files": "val.txt"}
-    hparams = replace(hparams, **(names | {setting: value}))
-    with pytest.raises(UserError) as error:
-        data_utils.training_sampler(load_data(hparams)[0], hparams)
-    assert str(error.value).startswith(problem) and "\n" not in str(error.value)
-
-
 @given(
     st.lists(st.integers(9, 10**6), min_size=1, max_size=9),
     st.sampled_from([8000, 16_000, 22_050, 44_100, 48_000]) | st.integers(8000, 96_000),
@@ -216,8 +194,3 @@ def test_validation_batches_depend_on_no_batching_setting(settings, clips):
     assert [len(batch) for batch in batches] == [3, 3, 2]
     for change in ("batching_strategy=SB", "dynamic_batch_size=False", "seed=7", "lrf=0.9"):
         assert batches == data_utils.validation_batches(clips, create_hparams(settings + change))
-
-
-def test_all_missing_lists_are_named(hparams):
-    with pytest.raises(UserError, match=r"^filelist 'a': [^\n]+\nfilelist 'b': [^\n]+$"):
-        load_data(replace(hparams, training_files="a", validation_files="b"))

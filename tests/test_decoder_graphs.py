@@ -78,14 +78,6 @@ def test_graphs_give_the_same_numbers_and_are_captured_once(captured, monkeypatc
     assert kinds == ["AttendForward", "LSTMForward", "LSTMBackward", "AttendBackward"]
 
 
-def test_clips_and_characters_that_are_added_change_nothing(monkeypatch):
-    inputs = inputs_of(STEPS + 1, 3)
-    rounded = results(inputs, masked=True)
-    monkeypatch.setattr(graphs, "usable", lambda _: False)
-    for ours, expected in zip(rounded, results(inputs, masked=True), strict=True):
-        torch.testing.assert_close(ours, expected)
-
-
 @pytest.mark.parametrize("changes", [{}, NO_DROPOUT, {"n_frames_per_step": 3}])
 def test_the_model_in_graphs_equals_the_reference(captured, changes):
     model = build(**changes).to(DEVICE)
@@ -133,8 +125,7 @@ def test_a_shape_that_cannot_be_captured_runs_without(captured, capsys, error):
         assert all(map(torch.equal, results(inputs), expected))
     notes = capsys.readouterr().out.splitlines()
     assert captured.call_count == len(notes) == 4
-    assert notes[0].startswith("note: no CUDA graph of AttendForward for 8 clips (")
-    assert f"({type(error).__name__}: " in notes[0] and "runs without, more slowly" in notes[0]
+    assert f"AttendForward for 8 clips ({type(error).__name__}: " in notes[0]
     error.__traceback__ = None  # which the test itself would hold
     assert not any(tensor() is not None for tensor in tensors)
 

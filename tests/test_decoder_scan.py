@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from conftest import NO_DROPOUT, ROOT, TINY, build, noise_batch
+from conftest import NO_DROPOUT, ROOT, build, noise_batch
 from torch import Tensor
 from torch.autograd import grad, gradcheck
 from torch.testing import assert_close
@@ -17,7 +17,6 @@ from torch.testing import assert_close
 from data_utils import Batch
 from decoder import private, products, scan
 from decoder.scan import STEPS
-from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from training.device import use_full_precision
@@ -97,7 +96,7 @@ def test_a_second_backward_is_right_or_refused():
 def batch_of(
     text_lengths: list[int], mel_lengths: list[int], dtype: torch.dtype, n_frames_per_step: int = 1
 ) -> Batch:
-    batch = noise_batch(create_hparams(TINY), text_lengths, mel_lengths, n_frames_per_step)
+    batch = noise_batch(text_lengths, mel_lengths, n_frames_per_step)
     return batch._replace(mel=batch.mel.to(dtype), gate=batch.gate.to(dtype))
 
 
@@ -182,15 +181,14 @@ def test_with_onednn_and_without_the_results_are_the_same(monkeypatch):
 
 STEPS_OF_ALL_KINDS = """
 import torch
-from conftest import TINY, build, noise_batch
-from hparams import create_hparams
+from conftest import build, noise_batch
 from loss_function import Tacotron2Loss
 
 torch.manual_seed(0)
 for n_frames in (1, 2):
     model = build(decoder="scan", precision={precision!r}, n_frames_per_step=n_frames)
     for lengths in (([17, 9, 5], [23, 41, 1]), ([9], [20])):
-        batch = noise_batch(create_hparams(TINY), *lengths, n_frames)
+        batch = noise_batch(*lengths, n_frames)
         Tacotron2Loss()(model(batch), batch).objective.backward()
 """
 

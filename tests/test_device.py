@@ -56,30 +56,33 @@ def test_a_precision_that_the_gpu_does_not_have_is_refused(gpu, monkeypatch):
         choose_device(create_hparams("precision=bf16"))
 
 
-@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_segments_expand_where_they_can_unless_the_user_chose(gpu, monkeypatch, name):
-    expanding = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    chosen = {name: "backend:cudaMallocAsync"}
-    for system, before, after in (
-        ("6.8.0-generic", {}, expanding),
-        ("6.8.0-generic", chosen, chosen),
-        ("6.6.87.2-microsoft-standard-WSL2", {}, {}),
-    ):
-        monkeypatch.setattr(os, "environ", dict(before))
-        monkeypatch.setattr(platform, "release", lambda system=system: system)
-        choose_device(create_hparams())
-        assert {k: v for k, v in os.environ.items() if "ALLOC" in k} == after
-        assert 0 < int(os.environ["TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT"]) < 10_000
+@pytest.mark.parametrize(
+    ("system", "before", "expands"),
+    [
+        ("6.8.0-generic", {}, True),
+        ("6.8.0-generic", {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, False),
+        ("6.8.0-generic", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, False),
+        ("6.6.87.2-microsoft-standard-WSL2", {}, False),
+    ],
+)
+def test_segments_expand_where_they_can_unless_the_user_chose(
+    gpu, monkeypatch, system, before, expands
+):
+    monkeypatch.setattr(os, "environ", dict(before))
+    monkeypatch.setattr(platform, "release", lambda: system)
+    choose_device(create_hparams())
+    added = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expands else {}
+    assert {k: v for k, v in os.environ.items() if "ALLOC" in k} == before | added
+    assert 0 < int(os.environ["TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT"]) < 10_000
 
 
-def test_why_a_driver_is_not_used_is_said(monkeypatch, tmp_path):
+def test_a_driver_that_is_not_used_says_why(monkeypatch, tmp_path):
     (tmp_path / "nvidia-smi").touch(mode=0o755)
     monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert why_no_gpu().endswith(" has no CUDA; install a build with CUDA, see pytorch.org")
+    assert "install a build with CUDA" in why_no_gpu()
     monkeypatch.setattr(torch.version, "cuda", "12.1")
     error = RuntimeError("The driver is too old.\nPlease")
     monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
-    reason = ": The driver is too old. Please (CUDA_VISIBLE_DEVICES is '')"
-    assert why_no_gpu().endswith(reason)
+    assert why_no_gpu().endswith(": The driver is too old. Please (CUDA_VISIBLE_DEVICES is '')")

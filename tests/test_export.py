@@ -1,17 +1,14 @@
 """export.py, and checkpoints of other code."""
 
-import math
 from functools import partial
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from conftest import MODEL, build, set_gate
 from torch import nn
 from torch.testing import assert_close
 
-from cli import UserError
 from hparams import HParams
 from model import Tacotron2
 from scripts import export, synthesize
@@ -29,9 +26,7 @@ def nvidias_layers() -> dict[str, nn.Module]:
             layers[f"{part}.convolutions.{i}.1"] = nn.BatchNorm1d(n_out)
         return layers
 
-    def linear(n_in: int, n_out: int) -> nn.Module:
-        return nn.Linear(n_in, n_out, bias=False)
-
+    linear = partial(nn.Linear, bias=False)
     attention = "decoder.attention_layer"
     return {
         "embedding": nn.Embedding(148, 512),
@@ -82,69 +77,23 @@ def test_a_model_of_other_symbols_needs_them_or_is_trained_on(tmp_path, settings
     symbols, path = "-!'(),.:;? abcdefghijklmnopqrstuvwxyz", tmp_path / "published.pt"
     theirs = build(symbols=symbols, n_symbols=38).state_dict()  # padding and these
     torch.save({"state_dict": theirs}, path)
-    start = "-c", str(path), "--preset", "paper"
-    message = r"published\.pt: .* embedding\.weight is .* or --warm_start with ignore_layers"
-    with pytest.raises(UserError, match=message):
-        load_model(path, MODEL)
-    with pytest.raises(UserError, match=message):
-        run("run", settings, *start)
-
     (tmp_path / "symbols.txt").write_text(symbols)
     loaded = load_model(path, f"{MODEL},symbols=@{tmp_path}/symbols.txt")
     assert_close(dict(loaded.state_dict()), dict(theirs), rtol=0, atol=0)
-    run("run", settings + "epochs=1,learning_rate=1e-12,weight_decay=0", *start, "--warm_start")
+    start = "-c", str(path), "--preset", "paper", "--warm_start"
+    run("run", settings + "epochs=1,learning_rate=1e-12,weight_decay=0", *start)
     ours, name = load_newest(tmp_path / "run")[1]["state_dict"], "decoder.attention_rnn.weight_hh"
     assert_close(ours[name], theirs[name])
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ([torch.zeros(1)], "has no 'state_dict' of weights; name a"),
-        ({"state_dict": {"weight": 1.0}}, "has no 'state_dict' of weights; name a"),
-        ({"state_dict": {"conv.weight": torch.zeros(1)}}, "from another model: .* is absent, here"),
-        (
-            {"state_dict": build().state_dict(), "loss": np.float64(1)},
-            r"holds more than weights \(numpy\.",
-        ),
-        (b"\x10" + bytes(7) + b'{"__metadata__": {}}', "not a checkpoint, or damaged"),
-    ],
-)
-def test_what_has_no_weights_of_this_model_is_refused(tmp_path, run, content, problem):
-    path = tmp_path / "other.pt"
-    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
-    for options in ((), ("--warm_start",)):
-        with pytest.raises(UserError, match=rf"other\.pt: {problem}") as error:
-            run("run", "", "-c", str(path), "--preset", "paper", *options)
-        assert len(str(error.value)) < 250
-    with pytest.raises(UserError, match=rf"other\.pt: {problem}"):
-        load_model(path)
-
-
-def test_weights_that_are_not_finite_are_refused(tmp_path, settings, run, trained):
-    state, name = load_checkpoint(trained), "decoder.attention_rnn.weight_hh"
-    state["state_dict"][name][0] = math.nan
-    torch.save(state, tmp_path / "nan.pt")
-    message = rf"nan\.pt: {name} has values that are not finite; use another file"
-    start = "-c", str(tmp_path / "nan.pt"), "--warm_start"
-    for call in (partial(load_model, tmp_path / "nan.pt"), partial(run, "run", settings, *start)):
-        with pytest.raises(UserError, match=message):
-            call()
 
 
 # export.py
 
 
-def test_weights_alone_are_the_model_start_another_run_and_replace_no_file(tmp_path, settings, run):
+def test_weights_alone_are_the_model_and_start_another_run(tmp_path, settings, run):
     run("first", settings + "epochs=1")
     checkpoint, path = find_checkpoints(tmp_path / "first")[0], tmp_path / "new" / "weights.pt"
     export.main(["-c", str(tmp_path / "first"), "-o", str(path)])
     assert list(path.parent.iterdir()) == [path]
-    exported = path.read_bytes()
-    message = r"weights\.pt: exists already; give another -o, or remove it"
-    with pytest.raises(UserError, match=message):
-        export.main(["-c", str(tmp_path / "first"), "-o", str(path)])
-    assert path.read_bytes() == exported
     old, new = load_model(checkpoint), load_model(path)
     assert new.hparams == old.hparams
     assert_close(dict(new.state_dict()), dict(old.state_dict()), rtol=0, atol=0)

@@ -21,7 +21,7 @@ DECODERS = ("reference", "scan", "auto")
 # Teacher forcing
 
 
-def test_output_shapes_and_masks(batch):
+def test_outputs_have_the_batchs_shapes_and_padding_is_masked(batch):
     output, unmasked = build()(batch), build(mask_padding=False)(batch)
     assert output.mel.shape == output.mel_postnet.shape == batch.mel.shape == (3, 10, 12)
     assert output.gate.shape == (3, 12) and output.alignment.shape == (3, 12, 7)
@@ -35,9 +35,9 @@ def test_output_shapes_and_masks(batch):
         assert unmasked.mel[i].all() and (unmasked.gate[i] != 1e3).all()
 
 
-def test_a_frame_depends_on_earlier_frames_only_and_the_first_on_zeros(tiny):
+def test_a_frame_depends_on_earlier_frames_only_and_the_first_on_zeros():
     model = build(**NO_DROPOUT).eval()
-    batch = noise_batch(tiny, [7, 5], [9, 9])
+    batch = noise_batch([7, 5], [9, 9])
     changed = batch._replace(mel=batch.mel.clone())
     changed.mel[:, :, 5] += 1
     before, after = model(batch).mel, model(changed).mel
@@ -47,13 +47,13 @@ def test_a_frame_depends_on_earlier_frames_only_and_the_first_on_zeros(tiny):
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_three_frames_a_step_are_one_frame_of_three_times_the_bands(tiny, decoder):
+def test_three_frames_a_step_are_one_frame_of_three_times_the_bands(decoder):
     """Such a decoder has the same weights. So has inference."""
     never = {"end_steps": 1, "end_threshold": 0.9999, "max_decoder_steps": 4}
     several = build(**NO_DROPOUT, **never, decoder=decoder, n_frames_per_step=3)
     single = build(**NO_DROPOUT, **never, decoder=decoder, n_mel_channels=30)
     single.decoder.load_state_dict(several.decoder.state_dict())  # with their shapes
-    batch = noise_batch(tiny, [7, 5, 3], [9, 12, 4], 3)
+    batch = noise_batch([7, 5, 3], [9, 12, 4], 3)
     memory, padding = torch.randn(3, 7, 8), torch.zeros(3, 7, dtype=torch.bool)
 
     def by_step(mel):  # (B, 10, 12) -> (B, 30, 4)
@@ -139,9 +139,9 @@ def test_every_tensor_is_on_the_models_device_and_none_comes_back(batch, decoder
 # Inference
 
 
-def test_inference_of_a_batch_is_that_of_each_clip(tiny):
+def test_inference_of_a_batch_is_that_of_each_clip():
     model = build(**NO_DROPOUT, max_decoder_steps=20).eval()
-    batch = noise_batch(tiny, [9, 6, 4], [5, 5, 5])
+    batch = noise_batch([9, 6, 4], [5, 5, 5])
     with torch.no_grad():  # so that one gate opens after another, and the last never
         model.decoder.gate_layer.linear_layer.weight.mul_(-16)
         model.decoder.gate_layer.linear_layer.bias.fill_(-8)
@@ -159,9 +159,9 @@ def test_inference_of_a_batch_is_that_of_each_clip(tiny):
         assert not together.mel_postnet[i, :, n_frames:].any()
 
 
-def test_speech_is_the_mean_of_several_readings(tiny, monkeypatch):
+def test_speech_is_the_mean_of_several_readings(monkeypatch):
     model = set_gate(build(max_decoder_steps=8), -100).eval()
-    text = noise_batch(tiny, [7], [8]).text
+    text = noise_batch([7], [8]).text
 
     def deviation(n_readings):  # of the frames, from one draw of the prenet's dropout to another
         monkeypatch.setattr("model.N_READINGS", n_readings)

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from functools import partial
+from collections.abc import Callable
 
 import pandas as pd
 import pytest
@@ -11,8 +11,8 @@ from conftest import build, save_model, set_gate
 from torch.testing import assert_close
 
 import speech
-from cli import UserError
-from data_utils import Item
+from corpus.clips import load_clips
+from data_utils import Item, open_mels
 from hparams import HParams
 from model import has_ended
 from scripts import evaluate
@@ -138,26 +138,18 @@ def evaluated(trained, data, corpus, tmp_path, capsys):
     """Evaluate checkpoints on the corpus's validation set: the printed lines, the table's rows and
     the clips'."""
 
-    def call(*options, checkpoints=(trained,), changes=""):
-        output = ["-o", f"{tmp_path}/out/result", "--hparams", f"{data},{changes}"]
+    def call(checkpoints=(trained,)):
+        options = ["--filelist", f"{corpus}/val.txt", "-o", f"{tmp_path}/out/result"]
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        lists = ["--filelist", f"{corpus}/val.txt"]
-        evaluate.main(["-c", *map(str, checkpoints), *lists, *output, *options])
+        evaluate.main(["-c", *map(str, checkpoints), *options, "--hparams", data])
         files = (tmp_path / f"out/result{ending}.csv" for ending in ("", "_clips"))
         return capsys.readouterr().out, *map(pd.read_csv, files)
 
     return call
 
 
-def test_a_list_of_whole_paths_needs_no_data_dir(evaluated, corpus):
-    (corpus / "whole.txt").write_text(f"{corpus}/9.wav|a tone\n")
-    _, _, clips = evaluated("--filelist", f"{corpus}/whole.txt", changes="data_dir=gone")
-    assert clips["clip"].tolist() == [f"{corpus}/9.wav"]
-    with pytest.raises(UserError, match="setting data_dir=gone: no such folder; use the corpus's"):
-        evaluated(changes="data_dir=gone")
-
-
-def test_the_same_seed_gives_the_same_numbers(evaluated, trained, stopping):
+def test_the_same_seed_gives_the_same_numbers(evaluated, trained, tmp_path):
+    stopping = save_model(tmp_path / "stopping.pt", set_gate(build(), 100))
     printed, table, clips = evaluated(checkpoints=(trained, stopping))
     _, again, same_clips = evaluated(checkpoints=(trained, stopping))
     assert table.equals(again) and clips.equals(same_clips)
@@ -178,57 +170,36 @@ def test_targets_are_judged_perfect_and_changed_ones_not(evaluated, corpus, monk
     """The model speaks the clips themselves, each changed by ``change(mel, alignment, ids)``."""
     wavs = [line.partition("|")[0] for line in (corpus / "val.txt").read_text().splitlines()]
     (corpus / "val.txt").write_text("".join(f"{wav}|these are tones\n" for wav in wavs))
-    original, targets = evaluate.open_mels, []
 
-    def open_mels(clips, hparams):
-        mels = original(clips, hparams)
-        targets[:] = [torch.from_numpy(mels(clip)).T for clip in clips]
-        return mels
+    def judge(change: Callable) -> tuple[dict, pd.DataFrame]:
+        def speak(model, texts, seed, as_predicted):
+            clips = load_clips(f"{corpus}/val.txt", model.hparams)
+            mels = open_mels(clips, model.hparams)
+            for i, ids in enumerate(texts):
+                mel = torch.from_numpy(mels(clips[i])).T
+                steps = torch.arange(mel.size(1)) * len(ids) // mel.size(1)
+                alignment = torch.nn.functional.one_hot(steps, len(ids)).float()
+                yield i, Spoken(*change(mel, alignment, ids), stopped=True, symbols=[])
 
-    def speak(change, model, texts, seed, as_predicted):
-        for i, ids in enumerate(texts):
-            n = targets[i].size(1)
-            steps = torch.arange(n) * len(ids) // n
-            alignment = torch.nn.functional.one_hot(steps, len(ids)).float()
-            yield i, Spoken(*change(targets[i], alignment, ids), stopped=True, symbols=[])
+        monkeypatch.setattr(evaluate, "speak", speak)
+        _, table, clips = evaluated()
+        return table.iloc[0], clips
 
-    monkeypatch.setattr(evaluate, "open_mels", open_mels)
-    monkeypatch.setattr(
-        evaluate, "speak", partial(speak, lambda mel, alignment, ids: (mel, alignment))
-    )
-    _, copied, _ = evaluated()
-    for column in ("MCD (dB)", "duration off by %", "any of these %"):
-        assert copied[column].item() == 0
+    def copied(mel, alignment, ids):
+        return mel, alignment
 
     def late(mel, alignment, ids):
         return mel.repeat_interleave(2, 1), alignment.repeat_interleave(2, 0)
-
-    monkeypatch.setattr(evaluate, "speak", partial(speak, late))
-    _, delayed, _ = evaluated()
-    assert delayed["duration off by %"].item() == pytest.approx(100)
-    assert delayed["any of these %"].item() == 0
 
     def without_a_word(mel, alignment, ids):
         last_space = max(i for i, symbol in enumerate(ids) if symbol == 11)
         kept = alignment.argmax(1) <= last_space
         return mel[:, kept], alignment[kept]
 
-    monkeypatch.setattr(evaluate, "speak", partial(speak, without_a_word))
-    _, shortened, clips = evaluated()
-    assert shortened["skips"].item() == 4 and shortened["any of these %"].item() == 100
+    table, _ = judge(copied)
+    assert (table[["MCD (dB)", "duration off by %", "any of these %"]] == 0).all()
+    table, _ = judge(late)
+    assert table["duration off by %"] == pytest.approx(100) and table["any of these %"] == 0
+    table, clips = judge(without_a_word)
+    assert table["skips"] == 4 and table["any of these %"] == 100
     assert clips["skipped"].tolist() == ["tones"] * 4
-
-
-def test_what_cannot_be_evaluated_is_refused_before_the_first(
-    evaluated, trained, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(evaluate, "evaluate", None)
-    smaller = save_model(tmp_path / "0.pt", build(), batch_size=8)
-    (tmp_path / "kept.csv").write_text("kept")
-    for checkpoints, options, message in (
-        ([trained, smaller], [], r"0\.pt: has batch_size=8, .*; give --hparams batch_size=16"),
-        ([trained], ["-o", f"{tmp_path}/kept"], r"kept\.csv: exists already; give another -o"),
-    ):
-        with pytest.raises(UserError, match=message):
-            evaluated(*options, checkpoints=checkpoints)
-    assert not (tmp_path / "out").exists() and (tmp_path / "kept.csv").read_text() == "kept"

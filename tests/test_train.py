@@ -21,7 +21,7 @@ from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Attention, Tacotron2
 from training import logger
-from training.checkpoint import find_checkpoints, load_checkpoint, load_newest, save_checkpoint
+from training.checkpoint import find_checkpoints, load_checkpoint, load_newest
 from training.device import choose_device, device_name
 from training.validation import validate
 
@@ -279,16 +279,8 @@ def test_the_alphabet_is_saved_with_the_run_and_stays_with_its_weights(
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, run, first):
-    published = str(tmp_path / "published.pt")
-    save_checkpoint(Path(published), {"state_dict": weights(tmp_path / "first")})
-    for change, options, words in (
-        ("", (first,), r"\.pt: has 1 epoch; set epochs=2 or more"),
-        ("epochs=2", (published,), r"has no settings in it; name .*--preset nvidia"),
-        ("epochs=2", (first, "--preset", "nvidia"), "has settings of its own"),
-        ("ignore_layers=prenet", (first, "--warm_start"), r"has no 'prenet'; .*decoder\.prenet\."),
-    ):
-        with pytest.raises(UserError, match=words):
-            run("second", change, "-c", *options)
+    with pytest.raises(UserError, match=r"\.pt: has 1 epoch; set epochs=2 or more"):
+        run("second", "", "-c", first)
 
     problem = (
         r"layers\.0\.linear_layer\.weight is \(8, 10\), here \(9, 10\); .* with ignore_layers$"
@@ -320,31 +312,3 @@ def test_a_changed_model_is_noted_and_trained(tmp_path, settings, run, monkeypat
     run("reference", "decoder=scan,epochs=2", "--resume")  # which may change
     assert capsys.readouterr().out.count(", decoder=scan\n") == 2
     assert losses(tmp_path / "auto") == pytest.approx(losses(tmp_path / "reference"), rel=1e-3)
-
-
-# What goes wrong
-
-
-@pytest.mark.parametrize(
-    ("change", "options", "message"),
-    [
-        ("speak_every=1,speak_texts=?", (), "setting speak_texts: text '?' has nothing to speak"),
-        ("validation_files=no.txt", (), "no.txt:1: text '' has nothing to speak"),
-        ("epochs=1", ("-c", "no.txt"), "no.txt: not a checkpoint, or damaged"),
-        ("epochs=1", ("--resume", "-c", "no.txt"), "--resume continues from"),
-        ("epochs=1", ("-o", "no.txt/run"), "no.txt/run: cannot be written (Not a directory); give"),
-    ],
-)
-def test_a_refused_call_says_so_in_one_line_and_begins_no_run(
-    tmp_path, settings, run, monkeypatch, change, options, message
-):
-    monkeypatch.chdir(tmp_path)
-    Path("no.txt").write_text("3.wav|\n")
-    name = change.partition("=")[0]
-    settings = re.sub(rf"\b{name}=[^,]*,", "", settings) + change
-    before = contents(tmp_path).keys()
-    with pytest.raises(UserError, match=re.escape(message)) as error:
-        run("run", settings, "-l", str(tmp_path / "logs"), *options)
-    assert "\n" not in str(error.value)
-    made = {path.relative_to(tmp_path) for path in contents(tmp_path).keys() - before}
-    assert made <= {Path("logs"), Path("run"), Path("run/lock")}

@@ -12,7 +12,7 @@ from loss_function import Tacotron2Loss
 from training.validation import alignment_scores, validate
 
 
-def test_alignment_scores_of_a_diagonal_and_of_none():
+def test_a_diagonal_scores_1_and_even_attention_little():
     diagonal, flat = torch.zeros(2, 40, 20), torch.zeros(2, 40, 20)
     for i, (T_out, T_in) in enumerate(((40, 20), (30, 10))):
         diagonal[i, :T_out, :T_in] = torch.eye(T_in).repeat_interleave(T_out // T_in, dim=0)

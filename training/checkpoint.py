@@ -181,9 +181,9 @@ def load_weights(
     for layer in ignore_layers:
         inside = {name for name in {**expected, **saved} if f"{name}.".startswith(f"{layer}.")}
         if not inside:
-            layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in expected))
+            layers = ", ".join(dict.fromkeys(".".join(name.split(".")[:2]) for name in expected))
             problem = f"setting ignore_layers: the model has no '{layer}'"
-            raise UserError(f"{problem}; use these, their beginnings or weights: {layers}")
+            raise UserError(f"{problem}; use some of {layers}, or beginnings of weights' names")
         ignored |= inside
     saved = {"variance_gain": expected["variance_gain"], **saved}  # which other code lacks
     weights = {name: weight for name, weight in saved.items() if name not in ignored}
