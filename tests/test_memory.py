@@ -1,15 +1,13 @@
 """Out of memory shows before a run starts, in one line."""
 
-import os
 import re
-import signal
 import sys
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import Forked, assert_same_run
+from conftest import Forked
 
 import train
 from cli import UserError
@@ -44,20 +42,6 @@ def test_the_largest_batches_of_a_run_are_found(strategy):
 
     largest = memory.largest_batches(clips, sampler, range(3, 9))
     assert 1 <= len(largest) <= 4 and most(largest) == most(every)
-
-
-def test_stopped_while_the_largest_batches_are_tried_it_is_the_same_run(tmp_path, settings, run):
-    def stop_and_try(*args):
-        os.kill(os.getpid(), signal.SIGINT)
-        return has_room(*args)
-
-    has_room, settings = memory.has_room, settings + "epochs=1,"
-    run("whole", settings + "check_memory=False")
-    with patch.object(memory, "has_room", stop_and_try), pytest.raises(KeyboardInterrupt):
-        run("broken", settings, "--resume")
-    assert [path.name for path in (tmp_path / "broken").iterdir()] == ["lock"]
-    assert run("broken", settings, "--resume") == 0
-    assert_same_run(tmp_path / "whole", tmp_path / "broken")
 
 
 @pytest.fixture

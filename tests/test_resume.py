@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import Forked, assert_same_run, contents, records, write_tone
+from conftest import Forked, assert_same_run, contents, records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_post_hook as after_each_step
 
@@ -185,9 +185,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
     assert contents(tmp_path) == before
 
 
-def test_what_makes_another_run_is_refused_and_changes_nothing(
-    tmp_path, corpus, settings, run, capsys
-):
+def test_what_makes_another_run_is_refused_and_changes_nothing(tmp_path, corpus, settings, run):
     output, same, fewer = tmp_path / "run", corpus / "same.txt", corpus / "fewer.txt"
     shutil.copy(corpus / "train.txt", same)  # another name is no other data
     fewer.write_text(same.read_text().partition("\n")[2])
@@ -213,11 +211,6 @@ def test_what_makes_another_run_is_refused_and_changes_nothing(
             run("run", *change, "--resume")
         assert contents(tmp_path) == before
 
-    torch.save(lacking, path)
-    capsys.readouterr()
-    assert run("by -c", "epochs=1", "-c", str(path)) == 0
-    assert f"; 0 of 1 epoch done, from {path}\n" in capsys.readouterr().out
-
     torch.save(state, path)
     for content in (b'{"event": "step"', b""):
         metrics.write_bytes(content)
@@ -226,49 +219,43 @@ def test_what_makes_another_run_is_refused_and_changes_nothing(
             run("run", "epochs=3", "--resume")
         assert contents(tmp_path) == short
 
-    metrics.write_bytes(before[metrics])
-    for i in (3, 6):
-        write_tone(corpus / f"{i}.wav", 0.2)
-    with pytest.raises(UserError, match="trained on clips of other texts, lengths or order"):
-        run("run", "epochs=3", "--resume")
-
 
 @pytest.mark.parametrize("begun", ["anew", "by -c"])
-@pytest.mark.parametrize("moment", [(RunLogger, "write"), (RunLogger, "log")])
-def test_killed_before_its_second_checkpoint_it_is_resumed_with_its_settings(
-    tmp_path, settings, run, moment, begun
+@pytest.mark.parametrize(
+    ("owner", "name", "n_saved"),
+    [
+        (data_utils, "open_mels", 0),
+        (memory, "has_room", 0),
+        (RunLogger, "write", 1),
+        (RunLogger, "log", 1),
+    ],
+)
+def test_killed_at_any_moment_of_its_beginning_it_is_the_same_run(
+    tmp_path, settings, run, owner, name, n_saved, begun
 ):
-    """--resume is enough, also for a run that began with another's weights by -c."""
+    """Once a checkpoint is there, --resume is enough, also for a run that began by -c; until then
+    its command starts it again."""
     run("first", settings + "epochs=1,epochs_per_validation=1")
     first = "-c", str(tmp_path / "first" / "checkpoint_best.pt"), "--warm_start"
     options = first if begun == "by -c" else ()
     settings = settings.replace("check_memory=False", "check_memory=True")
     settings += "epochs=3,lrf=0.5,seed=7,epochs_per_validation=1,epochs_per_checkpoint=1,"
     settings += "learning_rate=1e-2"  # so that every validation is the best
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
     run("whole", settings, *options)
-    with patch.object(*moment, **KILL), pytest.raises(KeyboardInterrupt):
+    with patch.object(owner, name, **KILL), pytest.raises(KeyboardInterrupt):
         run("broken", settings, *options)
-    assert len(find_checkpoints(tmp_path / "broken")) == 1
-    part = tmp_path / "broken" / "checkpoint_00000001.pt.123.part"
+    assert len(find_checkpoints(broken)) == n_saved
+    part = broken / "checkpoint_00000001.pt.123.part"
     part.touch()  # as a kill amid a save does
-    run("broken", "", "--resume")
-    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+    if not n_saved:
+        with pytest.raises(UserError, match="broken: holds no run to resume, or one stopped"):
+            run("broken", "", "--resume")
+    run("broken", *(["", "--resume"] if n_saved else [settings, *options]))
+    assert_same_run(whole, broken)
     assert not part.exists()
-    for name in ("whole", "broken"):
-        assert load_checkpoint(tmp_path / name / "checkpoint_best.pt")["progress"]["epoch"] == 3
-
-
-def test_killed_before_its_first_step_it_may_be_started_anew(tmp_path, settings, run, capsys):
-    settings = settings.replace("check_memory=False", "check_memory=True")
-    for moment in ((data_utils, "open_mels"), (memory, "try_run")):
-        with pytest.raises(UserError, match="run: holds no run to resume, or one stopped"):
-            run("run", "", "--resume")
-        with patch.object(*moment, **KILL), pytest.raises(KeyboardInterrupt):
-            run("run", settings + "epochs=2", "--resume")  # as a script may
-        assert f"{tmp_path}/run: holds no run yet; starting one\n" in capsys.readouterr().out
-    for name in ("run", "other"):
-        run(name, settings + "epochs=1,lrf=0.5")
-    assert_same_run(tmp_path / "run", tmp_path / "other")
+    for folder in (whole, broken):
+        assert load_checkpoint(folder / "checkpoint_best.pt")["progress"]["epoch"] == 3
 
 
 # Ends
