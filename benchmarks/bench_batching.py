@@ -1,16 +1,14 @@
-"""Compare an epoch's batches with those of other projects' samplers, as far as they are installed:
-docs/performance.md, "Beside other samplers".
+"""Compare an epoch's batches with those of other projects' samplers, as far as they are installed.
+Makes the table of "Beside other samplers" in docs/performance.md.
 
     pip install lhotse speechbrain transformers && pip install --no-deps fairseq espnet typeguard
     python benchmarks/bench_batching.py
 """
 
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -24,13 +22,12 @@ from batching import batch_statistics, plan_batches
 from cli import ArgumentParser, exit_on_user_error
 
 LJSPEECH_LENGTHS = Path(__file__).resolve().parent.parent / "filelists" / "ljspeech_lengths.csv"
-N_REPEATS = 11
-BATCH_SIZE = 16
+N_REPEATS, BATCH_SIZE = 11, 16
 
 Planner = Callable[[int], list[Sequence[int]]]  # from an epoch's number to its batches
 
 
-# Other projects' samplers, each with its settings in brackets
+# Samplers: ours and other projects'
 
 
 def ours(lengths: ndarray, strategy: str, dynamic: bool) -> Planner:
@@ -108,53 +105,52 @@ def transformers(lengths: ndarray) -> Planner:
     return plan
 
 
-def print_peers(lengths: ndarray) -> None:
-    """Prints a row for each sampler: means over the epochs, and the median time of a plan. The
-    bound is that of DBS: BATCH_SIZE times the longest clip."""
-    capacity = BATCH_SIZE * int(lengths.max())
-    planners = {  # each is made when its row is printed, since its package may be missing
-        "RAND": partial(ours, lengths, "RAND", False),
-        "SSB-DBS-BR [lrf=0.1]": partial(ours, lengths, "SSB", True),
-        "BKT-DBS-BR [bucket_size=1024]": partial(ours, lengths, "BKT", True),
-        "SB-DBS-BR": partial(ours, lengths, "SB", True),
-        "Hugging Face, LengthGroupedSampler": partial(transformers, lengths),
-        "lhotse, DynamicBucketingSampler [num_buckets=10]": partial(lhotse, lengths, capacity, 10),
-        "lhotse, DynamicBucketingSampler [num_buckets=30]": partial(lhotse, lengths, capacity, 30),
-    }
-    for n_buckets in (10, 60, 100):
-        name = f"SpeechBrain, DynamicBatchSampler [num_buckets={n_buckets}]"
-        planners[name] = partial(speechbrain, lengths, capacity, n_buckets)
-    for multiple in (1, 8):
-        name = f"fairseq, batch_by_size [required_batch_size_multiple={multiple}]"
-        planners[name] = partial(fairseq, lengths, capacity, multiple)
-    planners["ESPnet, NumElementsBatchSampler"] = partial(espnet, lengths, capacity)
-    print("\n| Sampler | Batches | ZPR % | Decoder steps | Largest batch / bound | Plan (ms) |")
-    print("|---|---:|---:|---:|---:|---:|")
-    for name, make_planner in planners.items():
-        try:
-            plan = make_planner()
-        except ImportError as error:
-            print(f"| {name} | left out: {error} | | | | |")
-            continue
-        seconds, statistics, largest = [], [], 0.0
-        for epoch in range(N_REPEATS):
-            start = time.perf_counter()
-            batches = plan(epoch)
-            seconds.append(time.perf_counter() - start)
-            assert sorted(i for batch in batches for i in batch) == [*range(len(lengths))]
-            statistics.append(batch_statistics(lengths, batches))
-            padded = [lengths[batch].max() * len(batch) for batch in map(list, batches)]
-            largest = max(largest, max(padded) / capacity)
-        mean = pd.DataFrame(statistics).mean()
-        row = f"{name} | {mean.n_batches:.0f} | {100 * mean.zpr:.2f} | {mean.total_length:,.0f}"
-        print(f"| {row} | {largest:.3f} | {1e3 * np.median(seconds):.0f} |")
+def print_row(name: str, plan: Planner, lengths: ndarray, capacity: int) -> None:
+    """Prints means over the epochs, and the median time of a plan."""
+    seconds, statistics, largest = [], [], 0.0
+    for epoch in range(N_REPEATS):
+        start = time.perf_counter()
+        batches = plan(epoch)
+        seconds.append(time.perf_counter() - start)
+        assert sorted(i for batch in batches for i in batch) == [*range(len(lengths))]
+        statistics.append(batch_statistics(lengths, batches))
+        padded = [lengths[batch].max() * len(batch) for batch in map(list, batches)]
+        largest = max(largest, max(padded) / capacity)
+    mean = pd.DataFrame(statistics).mean()
+    row = f"{name} | {mean.n_batches:.0f} | {100 * mean.zpr:.2f} | {mean.total_length:,.0f}"
+    print(f"| {row} | {largest:.3f} | {1e3 * np.median(seconds):.0f} |")
 
 
 def main() -> None:
     ArgumentParser(description="Compare the batches of an epoch of LJSpeech.").parse_args()
-    print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}")
     lengths = pd.read_csv(LJSPEECH_LENGTHS).frames_hop276.to_numpy()  # of 12.5 ms
-    print_peers(np.random.default_rng([0, 1]).choice(lengths, 10_480, replace=False))
+    lengths = np.random.default_rng([0, 1]).choice(lengths, 10_480, replace=False)
+    capacity = BATCH_SIZE * int(lengths.max())  # DBS's bound
+    samplers = [
+        ("RAND", ours, "RAND", False),
+        ("SSB-DBS-BR", ours, "SSB", True),
+        ("BKT-DBS-BR", ours, "BKT", True),
+        ("SB-DBS-BR", ours, "SB", True),
+        ("Hugging Face, LengthGroupedSampler", transformers),
+    ]
+    for n in (10, 30):
+        samplers.append((f"lhotse, DynamicBucketingSampler, {n} buckets", lhotse, capacity, n))
+    for n in (10, 60, 100):
+        samplers.append(
+            (f"SpeechBrain, DynamicBatchSampler, {n} buckets", speechbrain, capacity, n)
+        )
+    for n in (1, 8):
+        samplers.append((f"fairseq, batch_by_size, multiples of {n}", fairseq, capacity, n))
+    samplers.append(("ESPnet, NumElementsBatchSampler", espnet, capacity))
+    print("| sampler | batches | ZPR % | decoder steps | largest batch / bound | plan, ms |")
+    print("|---|--:|--:|--:|--:|--:|")
+    for name, make_planner, *settings in samplers:
+        try:
+            plan = make_planner(lengths, *settings)
+        except ImportError as error:
+            print(f"| {name} | left out: {error} | | | | |")
+            continue
+        print_row(name, plan, lengths, capacity)
 
 
 if __name__ == "__main__":

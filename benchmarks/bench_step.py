@@ -1,12 +1,11 @@
 """Time training steps: the recipe's decoders side by side with NVIDIA's code. Makes the tables of
-"Measured on a CPU" and "An epoch, by corpus and model" in docs/performance.md.
+docs/performance.md that have its commands and, by gpu_report.sh, those of "On a GPU"; and the
+columns of measured times in docs/results/appendix.md.
 
     git clone https://github.com/NVIDIA/tacotron2 nvidia
     python benchmarks/bench_step.py --nvidia nvidia --batch_sizes 16 48 --frames 400
-    python benchmarks/bench_step.py --nvidia nvidia --epoch     # on LJSpeech's lengths
     python benchmarks/bench_step.py --implementations scan --epoch --batchings all --batches 5
-    python benchmarks/bench_step.py --implementations scan scan+bf16 --profile \\
-        --batch_sizes 16 --frames 400
+    python benchmarks/bench_step.py --implementations scan scan+bf16 --profile
 
 Implementations: nvidia is the model of NVIDIA's repository, if --nvidia names a clone of it;
 reference (a readable loop like NVIDIA's) and scan are the decoder setting; eager is scan without
@@ -23,27 +22,24 @@ products: a batch's, or two in the backward of a convolution or an LSTM. "Python
 outside of operators. The profiler itself takes time too.
 
 With --epoch, lengths are LJSpeech's, and a step includes clipping and Adam. Every round plans
-another epoch, and the batchings take turns in an order that rotates. Times are means over the
-rounds, and what they save is a mean of differences within a round, with its standard error.
+another epoch, and epochs take turns in an order that rotates. Times are means over the rounds; with
+--batches they are extrapolated from some batches, by padded frames. What they save, of a GPU's time
+or of the processor's, is a mean of differences within a round, with its standard error.
 """
 
 import importlib
 import math
 import multiprocessing
-import os
 import re
-import resource
 import sys
 import time
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -60,29 +56,12 @@ from hparams import HParams, create_hparams, format_overrides
 from layers import length_mask
 from loss_function import Tacotron2Loss
 from model import Output, Tacotron2
-from training.device import (
-    choose_device,
-    device_name,
-    is_out_of_memory,
-    keep_memory,
-    peak_memory,
-    synchronize,
-)
+from training.device import choose_device, device_name, keep_memory, peak_memory, synchronize
 
 Shape = tuple[list[int], list[int]]  # characters and frames of each clip of a batch
 N_CLIPS = 10_480  # LJSpeech's training clips in the paper
 ROOT = Path(__file__).resolve().parent.parent
 BATCHINGS = list(pd.read_csv(ROOT / "scripts" / "paper_table2.csv").batching)
-SHAPES_HEADER = """
-| batches | | forward s | backward s | both s | times as fast | peak | of the first | reserved |
-|---|---|--:|--:|--:|--:|--:|--:|--:|"""
-EPOCH_HEADER = """
-| batching | | minutes an epoch | times as fast | saved % | processor minutes | saved % |
-|---|---|--:|--:|--:|--:|--:|"""
-
-PROFILE_HEADER = """
-| batches | | product, or other operator | calls | ms | % | Gflop/s | % of the fastest |
-|---|---|---|--:|--:|--:|--:|--:|"""
 
 
 class NvidiaModel(nn.Module):
@@ -119,16 +98,6 @@ class StepCost(NamedTuple):
     both: float
     processor: float  # its time for both
     peak: float  # of the steps so far, beyond what the model took before them
-    reserved: float  # what a GPU has reserved at its peak: for CUDA graphs too
-
-
-class OperatorCost(NamedTuple):
-    """What all calls of an operator with some sizes cost in a training step."""
-
-    name: str  # with a product's sizes
-    calls: float
-    seconds: float
-    flop: float  # 0 if it is no product
 
 
 class Trainer:
@@ -163,11 +132,11 @@ class Trainer:
         end = self._now()
         processor = time.process_time() - processor
         peak = peak_memory(self.device) - self.memory
-        reserved = torch.cuda.max_memory_reserved() / 2**30 if self.device.type == "cuda" else 0
-        return StepCost(middle - start, end - middle, end - start, processor, peak, reserved)
+        return StepCost(middle - start, end - middle, end - start, processor, peak)
 
-    def profile(self, shape: Shape, n_steps: int) -> list[OperatorCost]:
-        """Returns what takes the time of a step, a mean over ``n_steps``."""
+    def profile(self, shape: Shape, n_steps: int) -> pd.DataFrame:
+        """Returns what all calls of an operator, with the sizes of a product, cost in a step: a
+        mean over ``n_steps``."""
         activities = [torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
             start = self._now()
@@ -182,7 +151,7 @@ class Trainer:
             cost = event.count, event.self_cpu_time_total / 1e6, flop * event.count
             costs[f"{name} {sizes}".rstrip()] += cost
         costs["Python"] += 0, seconds - sum(cost[1] for cost in costs.values()), 0
-        return [OperatorCost(name, *(cost / n_steps)) for name, cost in costs.items()]
+        return pd.DataFrame(costs, ["calls", "seconds", "flop"]).T / n_steps
 
     def _now(self) -> float:
         synchronize(self.device)
@@ -233,113 +202,76 @@ def product_sizes(name: str, shapes: list[list[int]]) -> tuple[str, int]:
 # Processes
 
 
-def _start(implementation: str, overrides: str, update: bool, nvidia: str) -> None:
+def _start(*arguments: Any) -> None:
     global trainer
-    if not torch.cuda.is_available() and sys.platform == "linux":
-        # So that this process gets an error, rather than Linux killing some other one.
-        meminfo = Path("/proc/meminfo").read_text()
-        available = 1024 * int(re.search(r"MemAvailable: *(\d+) kB", meminfo)[1])  # bytes
-        limit = int(0.9 * available)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    trainer = Trainer(implementation, overrides, update, nvidia)
+    trainer = Trainer(*arguments)
 
 
-def _step(shape: Shape, n_profiled: int) -> StepCost | list[OperatorCost]:
-    try:
-        return trainer.profile(shape, n_profiled) if n_profiled else trainer.step(shape)
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            os._exit(1)  # frees the memory for the others, as if Linux had killed this process
-        raise
+def _call(method: str, *arguments: Any) -> Any:
+    return getattr(trainer, method)(*arguments)
 
 
-@contextmanager
-def processes(args: Namespace, first: Shape) -> Iterator[dict[str, ProcessPoolExecutor]]:
+def start_processes(args: Namespace, first: Shape) -> dict[str, ProcessPoolExecutor]:
     """Starts a process for each implementation, and takes a first step with it."""
-    with ExitStack() as stack:
-        pools, context = {}, multiprocessing.get_context("spawn")
-        for name in args.implementations:
-            start = partial(_start, name, args.hparams, args.epoch, args.nvidia)
-            pools[name] = stack.enter_context(ProcessPoolExecutor(1, context, start))
-            take_step(pools[name], first)
-        yield pools
+    pools, context = {}, multiprocessing.get_context("spawn")
+    for name in args.implementations:
+        arguments = name, args.hparams, args.epoch, args.nvidia
+        pools[name] = ProcessPoolExecutor(1, context, _start, arguments)
+        take_step(pools[name], first)
+    return pools
 
 
-def take_step(
-    pool: ProcessPoolExecutor, shape: Shape, n_profiled: int = 0
-) -> StepCost | list[OperatorCost] | None:
-    """Takes a step, or profiles some. Returns None from the first that does not fit the memory."""
-    try:
-        return pool.submit(_step, shape, n_profiled).result()
-    except BrokenProcessPool:
-        return None
+def take_step(pool: ProcessPoolExecutor, shape: Shape) -> StepCost:
+    return pool.submit(_call, "step", shape).result()
 
 
 # Benchmarks
 
 
-def sizes_and_shapes(args: Namespace) -> dict[tuple[int, int], Shape]:
-    """Returns batches of B clips of T frames by (B, T), the smallest first."""
-    sizes = sorted(product(args.batch_sizes, args.frames), key=lambda size: size[0] * size[1])
-    return {(B, T): ([max(T // 4, 1)] * B, [T] * B) for B, T in sizes}
+def sizes_and_shapes(args: Namespace) -> dict[str, Shape]:
+    """Returns batches of B clips of T frames by "B x T", the smallest first."""
+    sizes = sorted(product(args.batch_sizes, args.frames), key=math.prod)
+    return {f"{B} x {T}": ([max(T // 4, 1)] * B, [T] * B) for B, T in sizes}
 
 
 def bench_operators(args: Namespace) -> None:
-    """Profiles steps."""
+    """Profiles steps. Operators that take less than 1 % of the time are summed."""
     shapes = sizes_and_shapes(args)
-    print(PROFILE_HEADER)
-    with processes(args, next(iter(shapes.values()))) as pools:
-        for (B, T), shape in shapes.items():
-            for name, pool in pools.items():
-                label = f"| {B} x {T} | {name} |"
-                costs = take_step(pool, shape, args.rounds)
-                if costs is None:
-                    print(f"{label} out of memory |")
-                else:
-                    print_operators(label, costs)
-
-
-def print_operators(label: str, costs: list[OperatorCost]) -> None:
-    """Prints a row for each operator, and a sum of those that take less than 1 % of the time."""
-    step = sum(cost.seconds for cost in costs)
-    fastest = max(cost.flop / cost.seconds for cost in costs if cost.flop)
-    costs.sort(key=lambda cost: -cost.seconds)
-    shown = [cost for cost in costs if cost.seconds > 0.01 * step]
-    rest = [cost for cost in costs if cost not in shown]
-    for name, is_product in (("other products", True), ("other operators", False)):
-        small = [cost[1:] for cost in rest if (cost.flop > 0) == is_product]
-        shown.append(OperatorCost(name, *np.sum([np.zeros(3), *small], axis=0)))
-    for cost in shown:
-        share, speed = cost.seconds / step, cost.flop / (cost.seconds or 1)
-        row = f"{cost.calls:.0f} | {1e3 * cost.seconds:.0f} | {100 * share:.1f} | "
-        row += f"{speed / 1e9:.0f} | {100 * speed / fastest:.0f}" if speed else "|"
-        print(f"{label} {cost.name} | {row} |", flush=True)
+    pools = start_processes(args, next(iter(shapes.values())))
+    print(
+        "| batches | | product, or other operator | calls | ms | % | Gflop/s | % of the fastest |"
+    )
+    print("|---|---|---|--:|--:|--:|--:|--:|")
+    for (size, shape), (name, pool) in product(shapes.items(), pools.items()):
+        costs = pool.submit(_call, "profile", shape, args.rounds).result()
+        seconds, fastest = costs.seconds.sum(), (costs.flop / costs.seconds).max()
+        others = np.where(costs.flop > 0, "other products", "other operators")
+        costs = costs.groupby(np.where(costs.seconds > 0.01 * seconds, costs.index, others)).sum()
+        for operator, cost in costs.sort_values("seconds", ascending=False).iterrows():
+            share, speed = cost.seconds / seconds, cost.flop / cost.seconds
+            row = f"{cost.calls:.0f} | {1e3 * cost.seconds:.0f} | {100 * share:.1f} | "
+            row += f"{speed / 1e9:.0f} | {100 * speed / fastest:.0f}" if speed else "|"
+            print(f"| {size} | {name} | {operator} | {row} |", flush=True)
 
 
 def bench_shapes(args: Namespace) -> None:
     """Times batches of B clips of T frames. The smallest come first, so that the peak of a
     process's steps so far is that of its last."""
     shapes = sizes_and_shapes(args)
-    print(SHAPES_HEADER)
-    with processes(args, next(iter(shapes.values()))) as pools:
-        for (B, T), shape in shapes.items():
-            steps = {name: [] for name in pools}
-            for _ in range(args.rounds + 1):  # one warms up
-                for name, pool in pools.items():
-                    steps[name].append(take_step(pool, shape))
-            base = None
-            for name, costs in steps.items():
-                if None in costs:
-                    print(f"| {B} x {T} | {name} | out of memory |")
-                    continue
-                cost = StepCost(*np.median(costs[1:], axis=0))
-                base = base or cost
-                times = f"{cost.forward:.3f} | {cost.backward:.3f} | {cost.both:.3f}"
-                times += f" | {base.both / cost.both:.2f}x"
-                memory = f"{cost.peak:.2f} GiB | "
-                memory += f"{cost.peak / base.peak:.2f}x" if base.peak else ""
-                memory += f" | {cost.reserved:.2f} GiB" if cost.reserved else " |"
-                print(f"| {B} x {T} | {name} | {times} | {memory} |")
+    pools = start_processes(args, next(iter(shapes.values())))
+    print("| batches | | forward s | backward s | both s | times as fast | peak GiB | times it |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|")
+    for size, shape in shapes.items():
+        steps = {name: [] for name in pools}
+        for _ in range(args.rounds + 1):  # one warms up
+            for name, pool in pools.items():
+                steps[name].append(take_step(pool, shape))
+        costs = {name: StepCost(*np.median(taken[1:], axis=0)) for name, taken in steps.items()}
+        base = costs[args.implementations[0]]
+        for name, cost in costs.items():
+            times = f"{cost.forward:.3f} | {cost.backward:.3f} | {cost.both:.3f}"
+            memory = f"{cost.peak:.2f} | {cost.peak / (base.peak or math.nan):.2f}"
+            print(f"| {size} | {name} | {times} | {base.both / cost.both:.2f} | {memory} |")
 
 
 def epoch_shapes(
@@ -366,33 +298,27 @@ def bench_epoch(args: Namespace) -> None:
     frames, characters = clips.frames_hop276.to_numpy(), clips.characters.to_numpy()
     labels = [*product(args.batchings, args.implementations)]
     minutes = {label: [] for label in labels}  # by round: of the wall clock, of the processor
-    with processes(args, ([99] * 16, [400] * 16)) as pools:
-        for i in range(args.rounds):
-            turn = i % len(labels)
-            epochs = {}
-            for batching in args.batchings:
-                epochs[batching] = epoch_shapes(characters, frames, batching, i, args.batches)
-            steps = {label: [] for label in labels}
-            for j in range(max(len(shapes) for shapes, _ in epochs.values())):
-                for batching, name in labels[turn:] + labels[:turn]:
-                    shapes = epochs[batching][0]
-                    if j < len(shapes):
-                        if torch.cuda.is_available():  # graphs are captured, and libraries choose
-                            take_step(pools[name], shapes[j])
-                        steps[batching, name].append(take_step(pools[name], shapes[j]))
-            for (batching, name), costs in steps.items():
-                seconds = np.full(2, np.nan)
-                if None not in costs:
-                    seconds = np.sum([(cost.both, cost.processor) for cost in costs], axis=0)
-                minutes[batching, name].append(seconds / epochs[batching][1] / 60)
-            print(f"round {i + 1} of {args.rounds} is done", file=sys.stderr, flush=True)
-    print(EPOCH_HEADER)
+    on_gpu = torch.cuda.is_available()
+    pools = start_processes(args, ([99] * 16, [400] * 16))
+    for i in range(args.rounds):
+        turn = i % len(labels)
+        for batching, name in labels[turn:] + labels[:turn]:
+            shapes, share = epoch_shapes(characters, frames, batching, i, args.batches)
+            seconds = np.zeros(2)
+            for shape in shapes:
+                if on_gpu:  # graphs are captured, and libraries choose
+                    take_step(pools[name], shape)
+                cost = take_step(pools[name], shape)
+                seconds += cost.both, cost.processor
+            minutes[batching, name].append(seconds / share / 60)
+        print(f"round {i + 1} of {args.rounds} is done", file=sys.stderr, flush=True)
+    print("| batching | | minutes an epoch | times as fast | saved % |\n|---|---|--:|--:|--:|")
+    base = np.mean(minutes[labels[0]], axis=0)[0]
     for (batching, name), times in minutes.items():
         first = np.array(minutes[args.batchings[0], name])
-        mean, base = np.mean(times, axis=0), np.mean(minutes[labels[0]], axis=0)
-        saved = pd.DataFrame(100 * (1 - np.array(times) / first))
-        wall, processor = (f"{saved[i].mean():.2f} ± {saved[i].sem():.2f}" for i in range(2))
-        row = f"{mean[0]:.2f} | {base[0] / mean[0]:.2f}x | {wall} | {mean[1]:.2f} | {processor}"
+        saved = pd.Series(100 * (1 - np.array(times) / first)[:, 0 if on_gpu else 1])
+        mean = np.mean(times, axis=0)[0]
+        row = f"{mean:.2f} | {base / mean:.2f} | {saved.mean():.2f} ± {saved.sem():.2f}"
         print(f"| {batching} | {name} | {row} |")
 
 
@@ -410,41 +336,37 @@ def processor() -> str:
 
 def main() -> None:
     cuda = torch.cuda.is_available()
-    names = ["nvidia", "reference", "scan", *["eager"] * cuda]
-    options = map("".join, product(names, ("", "+tf32", "+bf16"), ("", "+2", "+3")))
-    implementations = [name for name in options if not re.fullmatch(r"nvidia.*\+\d", name)]
     parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("--batch_sizes", type=positive, nargs="+", default=[16, 32, 64, 98], metavar="B")
-    add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
-    default = "default: each without options"
-    add("--implementations", nargs="+", choices=implementations, metavar="NAME", help=default)
+    add("--batch_sizes", type=positive, nargs="+", default=[16], metavar="B")
+    add("--frames", type=positive, nargs="+", default=[400], metavar="T")
+    default = "default: nvidia if there is a clone, reference, scan, and on a GPU eager"
+    add("--implementations", nargs="+", default=[], metavar="NAME", help=default)
     add("--nvidia", default="", metavar="DIR", help="a clone of github.com/NVIDIA/tacotron2")
     rounds = "timed steps, or epochs (%(default)s)"
     add("--rounds", type=positive, default=20 if cuda else 3, help=rounds)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the model")
     add("--epoch", action="store_true", help="time an epoch of LJSpeech")
     add("--profile", action="store_true", help="say where the time goes, on a CPU")
-    compared = ["RAND", "SSB-DBS-BR"]
     batchings = f"of --epoch: {', '.join(BATCHINGS)}, or the like; or all of these"
+    compared = ["RAND", "SSB-DBS-BR"]
     add("--batchings", nargs="+", default=compared, metavar="NAME", help=batchings)
     add("--batches", type=positive, metavar="N", help="of --epoch: time only N, of all sizes")
     args = parser.parse_args()
-    args.batchings = BATCHINGS if "all" in args.batchings else [*dict.fromkeys(args.batchings)]
+    args.batchings = BATCHINGS if "all" in args.batchings else args.batchings
     for name in args.batchings:
         create_hparams(f"batching={name}")  # refuses what is not one
-    args.implementations = args.implementations or names[not args.nvidia :]
-    if args.nvidia and not Path(args.nvidia, "model.py").is_file():
-        raise UserError(f"--nvidia {args.nvidia}: has no model.py; clone NVIDIA/tacotron2 there")
+    if not args.implementations:
+        args.implementations = ["nvidia"] * bool(args.nvidia) + ["reference", "scan"]
+        args.implementations += ["eager"] * cuda
     for name in args.implementations:
-        if name.startswith("nvidia") and not args.nvidia:
-            raise UserError(f"--implementations {name}: name a clone of its code by --nvidia")
+        has_clone = args.nvidia and Path(args.nvidia, "model.py").is_file()
+        if name.startswith("nvidia") and not has_clone:
+            raise UserError(f"--nvidia {args.nvidia!r}: name a clone of NVIDIA/tacotron2")
         choose_device(settings(name, args.hparams))  # refuses what cannot run here
     if args.profile and (cuda or args.epoch):
-        raise UserError(
-            "--profile: it is of steps on a CPU; leave out --epoch, or hide the GPU "
-            "with CUDA_VISIBLE_DEVICES=''"
-        )
+        fix = "leave out --epoch, and hide a GPU with CUDA_VISIBLE_DEVICES=''"
+        raise UserError(f"--profile: it is of steps on a CPU; {fix}")
     print(f"{processor()}; PyTorch {torch.__version__}")
     benchmark = bench_operators if args.profile else bench_epoch if args.epoch else bench_shapes
     benchmark(args)

@@ -188,8 +188,9 @@ def comparisons():
     return load(ROOT / "docs/results/comparisons.py")
 
 
-def test_a_change_is_that_of_a_randomised_block_design(comparisons):
-    logs = comparisons.final_logs("shortest_first", "loss")
+def test_a_change_from_a_shared_start_is_that_of_a_randomised_block_design(comparisons):
+    losses = comparisons.final_losses("shortest_first", "loss")
+    logs = np.log(losses.unstack("arm"))
     table = logs.to_numpy()  # seeds x experiments, complete
     residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
     df = (len(table) - 1) * (table.shape[1] - 1)
@@ -198,8 +199,37 @@ def test_a_change_is_that_of_a_randomised_block_design(comparisons):
     for n_joint in (1, 3):
         half = stats.t(df).ppf(1 - 0.025 / n_joint) * sd * math.sqrt(2 / len(table))
         expected = 100 * np.expm1([difference, difference - half, difference + half])
-        change = comparisons.change(logs, "RAND", "SSB-DBS-BR", n_joint)
+        change = comparisons.change(losses, ["RAND", "SSB-DBS-BR"], n_joint, shared_start=True)
         assert change == pytest.approx(expected)
+
+
+def test_a_change_from_nothing_has_the_spread_pooled_over_all_arms(comparisons):
+    runs = {"A": [3.0, 4.0, 5.0], "B": [1.0, 3.0], "C": [2.0, 2.0, 8.0], "D": [7.0]}
+    keys = [(arm, seed) for arm, values in runs.items() for seed in range(len(values))]
+    index = pd.MultiIndex.from_tuples(keys, names=["arm", "seed"])
+    values = pd.Series(np.concatenate([*runs.values()]), index)
+    variance = (2 + 2 + 24) / (2 + 1 + 2)  # squares and degrees of freedom of A, B and C
+    half = stats.t(5).ppf(1 - 0.025 / 6) * math.sqrt(variance * (1 / 3 + 1 / 2))
+    change = comparisons.change(values, ["A", "B"], 6, ratio=False)
+    assert change == pytest.approx([-2, -2 - half, -2 + half])
+
+
+def test_the_rate_taken_is_the_lowest_of_those_within_a_percent(comparisons, monkeypatch, tmp_path):
+    columns = {"experiment": "RAND", "epoch": range(1, 6), "training_loss": [4, 2, 1.5, 1, 1]}
+    columns |= {"zpr": 0.5, "diagonality": 0.8, "clipped": 1, "grad_norm": 3}
+    runs = []
+    for rate, losses in {"5e-4": (1.5, 1.7), "1e-3": (1.4, 1.42), "2e-3": (1.39, 1.41)}.items():
+        for seed, loss in enumerate(losses):
+            columns |= {"part": rate, "seed": seed, "masked_loss": [NAN, 2, NAN, NAN, loss]}
+            runs.append(pd.DataFrame(columns))
+    runs[0]["training_loss"] = [4, 2, 1.9, 1.85, 1]
+    pd.concat(runs).to_csv(tmp_path / "rates.csv")
+    monkeypatch.setattr(comparisons, "FOLDER", tmp_path)
+    table = comparisons.summarise_rates(comparisons.read_rates())
+    assert table.rate.tolist() == [0.0005, 0.001, 0.002]
+    assert table.masked_loss.tolist() == pytest.approx([1.6, 1.41, 1.4])
+    assert table.taken.tolist() == ["", "yes", ""]
+    assert table.plateau.tolist() == ["3 4, none", "none, none", "none, none"]
 
 
 @pytest.mark.parametrize(
@@ -207,22 +237,21 @@ def test_a_change_is_that_of_a_randomised_block_design(comparisons):
     [
         (-1, -9.0, -1.0, "yes"),
         (1, 1.0, 3.0, "yes"),
-        (-1, -2.8, -0.04, "undecided"),  # shown as -0.0
+        (-1, -2.8, -0.04, "yes"),  # though it would round to -0.0
+        (-1, -2.8, 0.04, "undecided"),
         (-1, 1.0, 2.0, "no"),
         (0, -1.9, 1.9, "yes"),
         (0, -1.9, 2.1, "undecided"),
         (0, 2.1, 3.0, "no"),
     ],
 )
-def test_a_verdict_follows_the_interval_as_shown(comparisons, sign, low, high, word):
+def test_a_verdict_follows_the_interval(comparisons, sign, low, high, word):
     assert comparisons.verdict(sign, low, high) == word
 
 
 def test_every_interval_of_the_report_is_printed(comparisons, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # plot_batching.py writes to runs/
-    monkeypatch.setattr(comparisons, "draw_same_time", lambda *_: None)  # these write to docs/
-    monkeypatch.setattr(comparisons, "draw_forest", lambda *_: None)
-    comparisons.main()
+    comparisons.main(tmp_path)
     printed = capsys.readouterr().out
     for page, at_least in (("docs/results.md", 20), ("docs/results/appendix.md", 60)):
         report = (ROOT / page).read_text(encoding="utf-8").partition("## What was on this")[0]

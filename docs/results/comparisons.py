@@ -1,19 +1,20 @@
 """Prints the numbers of docs/results.md and docs/results/appendix.md from the records beside this
-file, and draws their figures and that of docs/speech.md.
+file, and draws their figures.
 
     python docs/results/comparisons.py
 
-Losses compare by their ratios, in percent, with 95 % intervals for other seeds of the same corpus,
-split and model.
+Losses compare by their ratios, in percent. All intervals are of 95 %, for other seeds of the same
+corpus, split and model.
 """
 
 import sys
-from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from pandas.core.groupby import DataFrameGroupBy
 from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -23,6 +24,19 @@ from scripts.plot_batching import COLOURS
 from scripts.results import PAPER, markdown
 
 FOLDER = Path(__file__).resolve().parent
+PLANNED = {  # comparisons of each series of equal times that were fixed before its first run
+    "same_time_2e-3": "RAND → SSB-DBS-BR 40, RAND → SSB-DBS-BR 56, SSB-BR → SSB-DBS-BR 56",
+    "same_time": "RAND → SSB-BR, RAND → SSB-DBS-BR, SSB-BR → SSB-DBS-BR",
+}
+MEASURES = {  # of these series: their columns, whether changes are ratios, and the digits shown
+    "masked loss": ("masked_loss", True, 3),
+    "MCD (dB)": ("MCD (dB)", False, 2),
+    "hours": ("hours", True, 2),
+    "failures": ("any of these %", False, 1),
+    "words misheard %": ("misheard", False, 1),
+    "opinion": ("opinion", False, 2),
+}
+PRIMARY = ("masked loss", "MCD (dB)")
 CONCLUSIONS = {  # of the paper: what they compare, and the sign that it says the change has
     "1. SSB-BR is as good as": ("BKT-BR → SSB-BR, ATS-BR → SSB-BR", 0),
     "2. behind RAND": ("RAND → SSB-BR, RAND → BKT-BR, RAND → ATS-BR", 1),
@@ -33,141 +47,162 @@ CONCLUSIONS = {  # of the paper: what they compare, and the sign that it says th
     "sorted batches": ("RAND → SB, RAND → SSB, RAND → SB-DBS, RAND → SSB-DBS", 1),
 }
 SIMILAR = 2.0  # percent: as good as
-SERIES = {  # that share a start: file, loss, and how the forest plot marks and calls them
-    "voice": ("voice", "loss", "o", "a voice, from RAND's start"),
-    "re-estimated": ("voice", "precise_loss", "s", "the same voice, re-estimated"),
-    "synthetic": ("longest_first", "loss", "^", "synthetic, longest first"),
-    "synthetic, re-estimated": ("longest_first", "precise_loss", "", ""),
-    "synthetic, shortest first": ("shortest_first", "loss", "v", "synthetic, shortest first"),
+SHARED_START = {  # series whose seeds share a start: file and loss
+    "voice": ("voice", "loss"),
+    "re-estimated": ("voice", "precise_loss"),
+    "synthetic": ("longest_first", "loss"),
+    "synthetic, re-estimated": ("longest_first", "precise_loss"),
+    "synthetic, shortest first": ("shortest_first", "loss"),
 }
-PRIMARY = (  # the first three were fixed before the series same_time began
-    ("RAND 40", "SSB-DBS-BR 40"),
-    ("RAND 40", "SSB-DBS-BR 56"),
-    ("SSB-BR 50", "SSB-DBS-BR 56"),
-    ("RAND 40", "SSB-BR 50"),
-)
-MEASURES = {"hours": 2, "masked loss": 3, "MCD (dB)": 2}  # of same_time: the digits shown
-MEASURES |= {"failures": 1, "words misheard %": 1, "opinion": 2}
+# Of the series rates: an epoch is on the plateau if its training loss over real frames is above the
+# level, and more than this part of the one before. Rates tie if their losses are within a ratio.
+PLATEAU_LEVEL, PLATEAU_RATIO, TIE = 2.2, 0.9, 1.01
 
 
-# The series same_time
+def fit(values: pd.Series, by_seed: bool) -> tuple[pd.DataFrame, np.ndarray, float, float]:
+    """Fits an effect of each arm, and if ``by_seed`` one of each seed, to values by arm and seed.
+    Returns the design, the effects, and the residual variance with its degrees of freedom."""
+    arms, seeds = (pd.get_dummies(values.index.get_level_values(i), dtype=float) for i in (0, 1))
+    design = arms.join(seeds.iloc[:, 1:]) if by_seed else arms
+    effects = np.linalg.lstsq(design.to_numpy(), values.to_numpy())[0]
+    df = len(design) - len(effects) or np.nan  # one run of each arm has no spread
+    residuals = values.to_numpy() - design @ effects
+    return design, effects, (residuals**2).sum() / df, df
 
 
-def read_arms(file: str) -> pd.DataFrame:
-    """Reads records, whose arm is their experiment and its epochs."""
-    records = pd.read_csv(FOLDER / file)
-    epochs = records.part.str.removeprefix("epochs")
-    return records.assign(arm=records.experiment + " " + epochs, epochs=epochs.astype(int))
+def change(
+    values: pd.Series, pair: list[str], n_joint: int, ratio: bool = True, shared_start: bool = False
+) -> np.ndarray:
+    """Returns the change between two arms and the ends of its interval; in percent if it is a
+    ``ratio``; nan where they are not known. With ``shared_start`` each seed has an effect.
+
+    The spread is pooled over all arms. ``n_joint`` intervals hold at once, by Bonferroni: six, of
+    four arms with three seeds, are 3 % or 0.1 points wider than by the multivariate t distribution.
+    """
+    values = np.log(values.dropna()) if ratio else values.dropna()
+    if not {*pair} <= {*values.index.unique("arm")}:
+        return np.full(3, np.nan)
+    design, effects, variance, df = fit(values, shared_start)
+    weights = np.array([(name == pair[1]) - (name == pair[0]) for name in design], float)
+    error = np.sqrt(variance * weights @ np.linalg.inv(design.T @ design) @ weights)
+    half = stats.t.ppf(1 - 0.025 / n_joint, df) * error
+    result = weights @ effects + np.array([0, -half, half])
+    return 100 * np.expm1(result) if ratio else result
 
 
-def same_time() -> pd.DataFrame:
-    """Returns the measures of each run that has ended, by arm and seed."""
-    runs = read_arms("same_time.csv").groupby(["arm", "seed"])
-    speech = read_arms("same_time_speech.csv").groupby(["arm", "seed"])
-    heard = read_arms("same_time_heard.csv").set_index(["arm", "seed"])
-    measures = {
-        "hours": runs.processor_minutes.sum() / 60,
-        "masked loss": runs.masked_loss.last(),
-        "MCD (dB)": speech["MCD (dB)"].mean(),
-        "failures": speech["any of these %"].mean(),
-        "words misheard %": heard.misheard,
-        "opinion": heard.opinion,
-    }
-    return pd.DataFrame(measures)[runs.epoch.max() == runs.epochs.first()]
+def shown(change: np.ndarray, digits: int = 1) -> str:
+    """Writes a change and its interval; with more digits where rounding would hide the sign."""
+    mean, low, high = (
+        f"{value:+.{digits}f}" if round(value, digits) else f"{value:+.1g}" for value in change
+    )
+    return "" if mean == "+nan" else f"{mean} ({low} to {high})"
 
 
-def paired(before: pd.Series, after: pd.Series, ratio: bool) -> tuple[float, float, float]:
-    """Returns the mean change over the seeds that both have, and its interval; in percent, if it is
-    of the ratio."""
-    changes = (np.log(after / before) if ratio else after - before).dropna()
-    interval = stats.ttest_1samp(changes, 0).confidence_interval()
-    values = np.array([changes.mean(), *interval])
-    return tuple(100 * np.expm1(values) if ratio else values)
+# Series of equal times
 
 
-def primary(measures: pd.DataFrame) -> pd.DataFrame:
-    """Returns the changes of each measure, paired by seed; of hours and losses in percent."""
-    rows = []
-    for before, after in PRIMARY:
-        row = {"from → to": f"{before} → {after}"}
-        for measure, digits in MEASURES.items():
-            pair = (measures[measure].xs(arm, level="arm") for arm in (before, after))
-            ratio = measure in ("hours", "masked loss")
-            row[measure] = shown(*paired(*pair, ratio), digits=1 if ratio else digits)
-        rows.append(row)
-    return pd.DataFrame(rows)
+def read_runs(file: str) -> DataFrameGroupBy:
+    """Reads records by arm and seed. An arm is an experiment, with its part if it has several."""
+    records = pd.read_csv(FOLDER / file, dtype={"part": str})
+    several = records.groupby("experiment").part.transform("nunique") > 1
+    part = " " + records.part.str.removeprefix("epochs")
+    return records.assign(arm=records.experiment + part.where(several, "")).groupby(["arm", "seed"])
 
 
-def draw_same_time(ended: pd.Index, path: Path) -> None:
-    """Draws each arm's masked loss over hours: the mean over the seeds, and each seed."""
-    records = read_arms("same_time.csv").set_index(["arm", "seed"]).loc[ended]
-    records["hours"] = records.groupby(["arm", "seed"]).processor_minutes.cumsum() / 60
+def measure(series: str) -> pd.DataFrame:
+    """Returns a row for each run, by arm and seed: its epochs, learning rate and measures."""
+    runs = read_runs(f"{series}.csv")
+    hours = (runs.processor_minutes.sum() / 60).rename("hours")
+    tables = [runs[["epoch", "learning_rate"]].max(), runs.masked_loss.last(), hours]
+    for kind in ("speech", "heard"):
+        if (FOLDER / f"{series}_{kind}.csv").exists():
+            tables.append(read_runs(f"{series}_{kind}.csv").mean(numeric_only=True))
+    columns = {column: name for name, (column, *_) in MEASURES.items()}
+    table = pd.concat(tables, axis=1).rename(columns=columns)
+    return table.reindex(columns=["epoch", "learning_rate", *MEASURES])
+
+
+def print_equal_times(series: str) -> None:
+    """Prints each seed's measures and their means, and how they change from arm to arm."""
+    runs = measure(series)
+    table = runs.groupby("arm")[["epoch", "learning_rate"]].max()
+    planned, rows = PLANNED[series].split(", "), []
+    for pair in combinations(table.index, 2):
+        text = " → ".join(pair)
+        rows.append({"from → to": text, "planned": "yes" if text in planned else ""})
+        for name, (_, ratio, digits) in MEASURES.items():
+            is_joint = text in planned and name in PRIMARY
+            n_joint = len(planned) * len(PRIMARY) if is_joint else 1
+            result = change(runs[name], pair, n_joint, ratio)
+            rows[-1][name] = shown(result, digits=1 if ratio else digits)
+    for name, (_, _, digits) in MEASURES.items():
+        for arm, values in runs[name].dropna().groupby("arm"):
+            seeds = ", ".join(f"{value:.{digits}f}" for value in values)
+            table.loc[arm, name] = f"{seeds}: {values.mean():.{digits}f}"
+    print_table(f"{series}: each seed's, and means", table.reset_index())
+    print_table(f"{series}: changes, in % of losses and hours", pd.DataFrame(rows))
+    print(f"\nPlanned intervals of {' and '.join(PRIMARY)} hold jointly, all others alone.")
+    sds = [100 * fit(np.log(runs["masked loss"]), paired)[2] ** 0.5 for paired in (False, True)]
+    print("Residual of the loss, %: unpaired {:.2f}, paired by seed {:.2f}".format(*sds))
+
+
+# The series rates
+
+
+def read_rates() -> pd.DataFrame:
+    """Returns a row for each run, by arm, learning rate and seed."""
+    records = pd.read_csv(FOLDER / "rates.csv").rename(columns={"experiment": "arm"})
+    records["rate"] = records.part.astype(float)
+    keys = ["arm", "rate", "seed"]
+    records["real_loss"] = records.training_loss / (1 - records.zpr)  # padding has next to no loss
+    before = records.groupby(keys).real_loss.shift()
+    flat = (records.real_loss > PLATEAU_LEVEL) & (records.real_loss > PLATEAU_RATIO * before)
+    records["plateau"] = records.epoch.astype(str).where(flat, "")
+    records["alignment"] = records.diagonality.where(records.epoch == 4)
+    means = dict.fromkeys(("clipped", "grad_norm", "alignment"), "mean")
+    runs = records.groupby(keys).agg({"masked_loss": "last", **means, "plateau": " ".join})
+    return runs.assign(plateau=runs.plateau.str.split().str.join(" ").replace("", "none"))
+
+
+def summarise_rates(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row for each arm and rate: means over the seeds, each seed's epochs on the plateau,
+    and whether the arm takes this rate, the lowest that ties with that of the lowest loss."""
+    groups = runs.groupby(["arm", "rate"])
+    table = groups.mean(numeric_only=True)
+    table = table.assign(plateau=groups.plateau.agg(", ".join), seeds=groups.size(), taken="")
+    for _, losses in table.masked_loss.groupby("arm"):
+        table.loc[losses[losses <= TIE * losses.min()].index.min(), "taken"] = "yes"
+    return table.round(3).reset_index()
+
+
+def draw(runs: pd.DataFrame, x: str, step: str, path: Path, style: str, **axis: object) -> None:
+    """Draws masked losses over ``x``: each seed's, and means over the seeds at each ``step``."""
     axes = (figure := Figure(figsize=(7, 4), layout="constrained")).subplots()
-    for colour, (arm, runs) in zip(COLOURS, records.dropna().groupby("arm"), strict=False):
-        for _, run in runs.groupby("seed"):
-            axes.plot(run.hours, run.masked_loss, color=colour, linewidth=0.5, alpha=0.6)
-        mean = runs.groupby("epoch")[["hours", "masked_loss"]].mean()
-        axes.plot(mean.hours, mean.masked_loss, color=colour, linewidth=2, label=f"{arm} epochs")
-    axes.set(xlabel="hours of one core", ylabel="masked validation loss", ylim=(1.0, 2.0))
+    for colour, (arm, of_arm) in zip(COLOURS, runs.groupby("arm"), strict=False):
+        for _, run in of_arm.groupby("seed"):
+            axes.plot(run[x], run.masked_loss, style, color=colour, linewidth=0.5, markersize=4)
+        mean = of_arm.groupby(step)[[x, "masked_loss"]].mean()
+        axes.plot(mean[x], mean.masked_loss, color=colour, linewidth=2, label=arm)
+    axes.set(ylabel="masked validation loss", **axis)
+    axes.minorticks_off()
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=160)
 
 
-def draw_reader(path: Path) -> None:
-    """Draws how the voice of this repository is heard at some of its checkpoints, and its loss."""
-    record = pd.read_csv(FOLDER / "reader.csv")
-    heard = record.dropna(subset="misheard")
-    figure = Figure(figsize=(7, 6), layout="constrained")
-    loss, misheard, opinion = figure.subplots(3, sharex=True)
-    loss.plot(record.epoch, record.masked_loss, color="black")
-    misheard.errorbar(heard.epoch, heard.misheard, heard.misheard_error, fmt="o-")
-    opinion.errorbar(heard.epoch, heard.opinion, heard.opinion_error, fmt="o-")
-    loss.set(ylabel="masked validation loss")
-    misheard.set(ylabel="words misheard, %")
-    opinion.set(ylabel="predicted opinion", xlabel="epochs")
-    for axes in (loss, misheard, opinion):
-        axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=160)
+# The paper's comparisons, in series whose seeds share a start
 
 
-# Series whose seeds share a start
-
-
-def final_logs(series: str, loss: str) -> pd.DataFrame:
-    """Returns the logarithm of the mean of each run's last two validations (the paper's VL3): a row
-    for each seed, a column for each experiment."""
-    records = pd.read_csv(FOLDER / f"{series}.csv")
-    last = records[records.part == "annealed"].groupby(["seed", "experiment"]).tail(2)
-    return np.log(last.pivot_table(loss, "seed", "experiment"))
-
-
-def change(
-    logs: pd.DataFrame, before: str, after: str, n_joint: int = 1
-) -> tuple[float, float, float]:
-    """Returns the change between two experiments in percent and its interval; ``n_joint`` intervals
-    hold at once (Bonferroni). nan where an experiment has no run.
-
-    A log loss is an effect of the experiment and one of the seed, by least squares: every run
-    counts, though not every experiment has every seed.
-    """
-    if not {before, after} <= set(logs):
-        return np.nan, np.nan, np.nan
-    runs = logs.stack().dropna()
-    seeds, names = (pd.get_dummies(runs.index.get_level_values(i), dtype=float) for i in (0, 1))
-    design = pd.concat([names, seeds.iloc[:, 1:]], axis=1)
-    effects, squares, rank, _ = np.linalg.lstsq(design.to_numpy(), runs.to_numpy())
-    weights = np.array([(name == after) - (name == before) for name in design], float)
-    df = len(runs) - rank
-    variance = squares[0] / df * weights @ np.linalg.inv(design.T @ design) @ weights
-    half = stats.t.ppf(1 - 0.025 / n_joint, df) * np.sqrt(variance)
-    return tuple(100 * np.expm1(weights @ effects + np.array([0, -half, half])))
+def final_losses(series: str, loss: str) -> pd.Series:
+    """Returns the mean of each run's last two validations (the paper's VL3), by arm and seed."""
+    records = pd.read_csv(FOLDER / f"{series}.csv").rename(columns={"experiment": "arm"})
+    runs = records[records.part == "annealed"].dropna(subset=loss).groupby(["arm", "seed"])
+    return runs[loss].agg(lambda losses: losses.tail(2).mean())
 
 
 def verdict(sign: int, low: float, high: float) -> str:
-    """Says whether an interval of percents, as shown, is on the side of zero that the paper says;
-    or, of "as good as" (0), within ``SIMILAR``."""
-    low, high = round(low, 1), round(high, 1)
+    """Says whether an interval of percents is on the side of zero that the paper says; or, of "as
+    good as" (0), within ``SIMILAR``."""
     if sign == 0:
         yes, no = max(-low, high) < SIMILAR, min(-low, high) < -SIMILAR
     else:
@@ -176,90 +211,52 @@ def verdict(sign: int, low: float, high: float) -> str:
     return "yes" if yes else "no" if no else "undecided"
 
 
-def all_comparisons() -> pd.DataFrame:
-    """Returns a row for each comparison of the paper, with tuples of a change and its interval."""
-    series = {name: final_logs(file, loss) for name, (file, loss, *_) in SERIES.items()}
+def paper_comparisons() -> pd.DataFrame:
+    """Returns a row for each comparison of the paper: its change, ours, and whether it holds."""
+    losses = {name: final_losses(*source) for name, source in SHARED_START.items()}
     rows = []
     for conclusion, (pairs, sign) in CONCLUSIONS.items():
-        for before, after in (pair.split(" → ") for pair in pairs.split(", ")):
-            n_joint = 1 + pairs.count(",")
+        for text in (pairs := pairs.split(", ")):
+            before, after = pair = text.split(" → ")
             paper = 100 * (PAPER.VL3[after] / PAPER.VL3[before] - 1)
-            row = {"": conclusion, "from → to": f"{before} → {after}", "paper": (paper,)}
-            row |= {name: change(logs, before, after, n_joint) for name, logs in series.items()}
-            rows.append(row | {"on the voice": verdict(sign, *row["voice"][1:])})
+            row = {"": conclusion, "from → to": text, "paper": f"{paper:+.1f}"}
+            for name in SHARED_START:
+                result = change(losses[name], pair, len(pairs), shared_start=True)
+                row[name] = shown(result)
+                if name == "voice":
+                    row["holds"] = verdict(sign, *result[1:])
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
-def draw_forest(losses: pd.Series, comparisons: pd.DataFrame, path: Path) -> None:
-    """Draws all comparisons: ours with their intervals, the paper's without."""
-    axes = (figure := Figure(figsize=(8, 7), layout="constrained")).subplots()
-
-    def draw(y: Sequence[float], changes: Sequence, marker: str, colour: str, label: str) -> None:
-        mean, low, high = np.transpose(list(changes))
-        bars = (mean - low, high - mean)
-        axes.errorbar(mean, y, xerr=bars, fmt=marker, color=colour, markersize=5, label=label)
-
-    pairs = [[losses.xs(arm, level="arm") for arm in pair] for pair in PRIMARY]
-    y = len(pairs) + np.arange(len(comparisons))
-    ours = [paired(*pair, ratio=True) for pair in pairs]
-    draw(range(len(pairs)), ours, "D", "black", "a voice, from nothing (same_time)")
-    drawn = {name: style for name, (_, _, *style) in SERIES.items() if style[0]}
-    offsets = np.linspace(-0.25, 0.25, len(drawn))
-    for offset, colour, (name, style) in zip(offsets, COLOURS, drawn.items(), strict=False):
-        draw(y + offset, comparisons[name], style[0], colour, style[1])
-    paper = [paper for (paper,) in comparisons["paper"]]
-    axes.plot(paper, y, "x", color="red", label="the paper (one seed)")
-    axes.axvline(0, color="black", linewidth=1)
-    axes.axhline(len(pairs) - 0.5, color="black", linewidth=0.5)
-    labels = [f"{before} → {after} epochs" for before, after in PRIMARY]
-    axes.set_yticks(range(len(pairs) + len(y)), [*labels, *comparisons["from → to"]])
-    axes.invert_yaxis()
-    axes.set(xlabel="change of the validation loss in %")
-    axes.grid(axis="x", alpha=0.25)
-    axes.legend(frameon=False, loc="center right", fontsize=8)
-    figure.savefig(path, dpi=160)
-
-
-# Printing
-
-
-def shown(mean: float, low: float = np.nan, high: float = np.nan, digits: int = 1) -> str:
-    if np.isnan(mean):
-        return ""
-    interval = "" if np.isnan(low) else f" ({low:+.{digits}f} to {high:+.{digits}f})"
-    return f"{mean:+.{digits}f}{interval}"
-
-
 def print_table(title: str, rows: pd.DataFrame) -> None:
-    cells = [
-        [shown(*x) if isinstance(x, tuple) else str(x) for x in row] for row in rows.to_numpy()
-    ]
-    print(f"\n**{title}**\n\n{markdown([list(rows), *cells])}")
+    print(f"\n**{title}**\n\n{markdown([list(rows), *rows.astype(str).to_numpy()])}")
 
 
-def main() -> None:
+def main(figures: Path = FOLDER) -> None:
     plot_batching.main([])  # padding
-    measures, comparisons = same_time(), all_comparisons()
-    draw_same_time(measures.index, FOLDER / "same_time.png")
-    draw_reader(FOLDER / "reader.png")
-    draw_forest(measures["masked loss"], comparisons, FOLDER / "comparisons.png")
-    listed = {
-        name: measures[name].map(f"{{:.{n}f}}".format).groupby("arm").agg(", ".join)
-        for name, n in MEASURES.items()
-    }
     epochs = pd.read_csv(FOLDER / "predicted.csv").groupby("experiment").processor_minutes.median()
-    print("\n**same_time:** an epoch's minutes,", epochs.round(2).to_dict())
+    print("\nMinutes of an epoch of same_time:", epochs.round(2).to_dict())
     print("saved of RAND's, %:", (100 - 100 * epochs / epochs.RAND).round(1).to_dict())
-    print_table("same_time: each seed's", pd.DataFrame(listed).reset_index())
-    print_table("same_time: means", measures.groupby("arm").mean().round(2).reset_index())
+    for series in PLANNED:
+        if (FOLDER / f"{series}.csv").exists():
+            print_equal_times(series)
+            runs = read_runs(f"{series}.csv")
+            records = runs.obj.assign(hours=runs.processor_minutes.cumsum() / 60).dropna()
+            axis = {"xlabel": "hours of one core", "ylim": (None, 2.0)}
+            draw(records, "hours", "epoch", figures / f"{series}.png", "-", **axis)
+    rates = read_rates()
+    print_table("rates: means over the seeds", summarise_rates(rates))
+    ticks = rates.index.unique("rate").sort_values()
+    axis = {"xlabel": "learning rate", "xscale": "log", "xticks": ticks, "xticklabels": ticks}
+    draw(rates.reset_index(), "rate", "rate", figures / "rates.png", "o", **axis)
     print_table("Kathleen's recordings", pd.read_csv(FOLDER / "heard.csv").head(1))
-    print_table("same_time: paired by seed; hours and loss in %", primary(measures))
-    logs = final_logs("voice", "loss")
-    spread = logs.drop(columns="RAND").sub(logs.RAND, axis=0).var().mean() ** 0.5
+    losses = np.log(final_losses("voice", "loss").unstack("arm"))
+    spread = losses.drop(columns="RAND").sub(losses.RAND, axis=0).var().mean() ** 0.5
     print(f"\nA change of one seed, on the voice: ±{196 * spread:.1f} points")
     batches = pd.read_csv(FOLDER / "voice.csv").groupby("experiment").n_batches.mean()
     print("Batches an epoch, on the voice:", batches.round(1).to_dict())
-    print_table("The paper's comparisons: VL3 in %, intervals jointly", comparisons)
+    print_table("The paper's comparisons: VL3 in %, intervals jointly", paper_comparisons())
 
 
 if __name__ == "__main__":
