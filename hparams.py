@@ -145,8 +145,8 @@ class HParams:
     p_decoder_dropout: float = _share(0.1, "dropout rate of the decoder LSTM's hidden state")
     p_postnet_dropout: float = _share(0.5, "dropout rate after each postnet convolution")
     mask_padding: bool = _setting(True, "beyond a clip's end: mel 0, gate logit 1000")
-    end_steps: int = _above_0(40, "inference stops once a clip has ended in the last so many steps")
-    end_threshold: float = _share(0.5, "... with this probability; end_steps=1: NVIDIA's rule")
+    end_steps: int = _above_0(40, "inference asks whether a clip ended in its last so many steps")
+    end_threshold: float = _share(0.5, "it stops at this probability (end_steps=1: NVIDIA's rule)")
     max_decoder_steps: int = _above_0(1000, "inference cuts a clip off after this many steps")
 
     # Optimisation

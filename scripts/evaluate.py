@@ -37,7 +37,7 @@ from cli import (
 )
 from corpus.clips import load_clips
 from data_utils import MelDataset, open_mels, validation_batches
-from hparams import AUDIO, format_overrides
+from hparams import AUDIO
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import STOPS_EARLY, attention_errors, load_model, mel_cepstral_distortion, speak
@@ -84,20 +84,17 @@ def open_checkpoint(
 def check_comparable(first: Opened, other: Opened) -> None:
     """Raises :class:`UserError` unless two checkpoints have the same clips, and losses of the same
     mels with the same padding."""
-    values, first_values = vars(other.model.hparams), vars(first.model.hparams)
-    names = (*AUDIO, "batch_size", "n_frames_per_step")
-    changed = [name for name in names if values[name] != first_values[name]]
-    if changed:
-        settings = format_overrides({name: values[name] for name in changed})
-        first_settings = format_overrides({name: first_values[name] for name in changed})
-        only_batches = changed == ["batch_size"]
-        fix = f"give --hparams {first_settings}" if only_batches else "evaluate them apart"
-        problem = f"has {settings}, and {first.path} has {first_settings}"
-        raise UserError(f"{other.path}: {problem}, so their losses cannot be compared; {fix}")
-    contents = [(clip.stamp, clip.text) for clip in other.dataset.clips]
-    if contents != [(clip.stamp, clip.text) for clip in first.dataset.clips]:
-        problem = f"has another validation set than {first.path}, so they cannot be compared"
-        raise UserError(f"{other.path}: {problem}; give --filelist")
+    for name in (*AUDIO, "batch_size", "n_frames_per_step"):
+        value, other_value = (getattr(opened.model.hparams, name) for opened in (first, other))
+        if value != other_value:
+            problem = f"has {name}={other_value}, and {first.path} has {value}"
+            raise UserError(f"{other.path}: {problem}; evaluate them apart, or with one batch_size")
+    contents, other_contents = (
+        [(clip.stamp, clip.text) for clip in opened.dataset.clips] for opened in (first, other)
+    )
+    if contents != other_contents:
+        problem = f"has another validation set than {first.path}"
+        raise UserError(f"{other.path}: {problem}: losses do not compare; give --filelist")
 
 
 def evaluate_clips(model: Tacotron2, dataset: MelDataset, seed: int) -> pd.DataFrame:
