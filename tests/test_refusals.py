@@ -191,7 +191,7 @@ REFUSED = {
     "evaluate.py -c tiny.pt -o old": OLD,
     f"evaluate.py -c tiny.pt -o new --hparams data_dir=gone,{DATA}": "setting data_dir=gone: no ",
     f"evaluate.py -c tiny.pt batch_of_8.pt -o new --hparams {DATA}": "batch_of_8.pt: has "
-    "batch_size=8, ...; give --hparams batch_size=16",
+    "batch_size=8, and tiny.pt has 16; evaluate them apart",
     f"evaluate.py -c tiny.pt -o new --hparams max_decoder_steps=9,{DATA}": "val.txt:...: has ... "
     "frames, and speech is cut off after 9; give --hparams max_decoder_steps=",
     "synthesize.py -c tiny.pt -o full Hm.": FULL,
