@@ -7,6 +7,7 @@ import stat
 import struct
 import unicodedata
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ STREAMED = 0x7FFFF000  # bytes, or more, in the header of a wav that sox or ffmp
 MAX_COUNTED = 512  # bytes of a header, at most, that a recorder may have counted as samples
 SILENT_PEAK = 1e-3  # -60 dB of full scale: a clip that stays below it has no speech
 MARGIN = 0.05  # seconds that trimming leaves around the speech
+Sounds = dict[str, list[Path]]  # by the last parts of their simplified paths
 
 
 # Sound files
@@ -145,10 +147,18 @@ def simplify(name: str) -> str:
     return re.sub(rf"^\./|({'|'.join(map(re.escape, SUFFIXES))})$", "", name)
 
 
-def find_sound(name: str, sounds: dict[str, list[Path]]) -> Path | None:
+def index_sounds(paths: Iterable[Path]) -> Sounds:
+    """Returns an index of sound files for :func:`find_sound`."""
+    sounds = defaultdict(list)
+    for path in paths:
+        sounds[simplify(str(path)).rpartition("/")[2]].append(path)
+    return sounds
+
+
+def find_sound(name: str, sounds: Sounds) -> Path | None:
     """Returns the sound file that ``name``, an ID or a path, means: the file's path ends as the
     name does or, in a list from another machine, the name ends as the path does. None if there is
-    none, or if several fit equally well. ``sounds`` has the files by their simplified names."""
+    none, or if several fit equally well."""
     key, by_rank = simplify(name), defaultdict(list)
     for path in sounds.get(key.rpartition("/")[2], ()):
         whole = simplify(str(path))
@@ -198,13 +208,13 @@ def read_source(path: str) -> tuple[np.ndarray, int]:
     peak = np.abs(channels).max(initial=0)
     if not peak <= 2:  # lossy formats may exceed 1
         raise ClipError("loud", f"{path}: has a sample of {peak:g}; scale it down")
-    if all(map(is_silent, channels.T)):
-        raise ClipError("silent", f"{path}: is silent (peak {peak:g}); remove its line")
     samples = channels.mean(axis=1)
     loudest = channels.std(axis=0).max()
     if samples.std() < 0.1 * loudest / channels.shape[1]:  # of one channel alone, 1 / n remains
         problem = f"its {channels.shape[1]} channels cancel each other out"
         raise ClipError("phase", f"{path}: {problem}; keep one (sox IN.wav OUT.wav remix 1)")
+    if is_silent(samples):
+        raise ClipError("silent", f"{path}: is silent (peak {peak:g}); remove its line")
     return samples, rate
 
 

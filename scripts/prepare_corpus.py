@@ -7,12 +7,12 @@ DIR has a list of IDs or paths of sound files and their texts, such as metadata.
 ID|text or ID|text|normalised text: with |, tabs, commas or semicolons, or JSON lines. The texts are
 in the field that its header or keys call text, sentence or transcript, or else in that with the
 most words. Or DIR has a text file for each sound file, in any folder: ID.txt or ID.normalized.txt
-beside it, or, as in VCTK, txt/p225/ID.txt for wav48/p225/ID.wav. Other formats than wav and flac
-need --convert_to.
+beside it, or, as in VCTK, txt/p225/ID.txt for wav48/p225/ID.wav. --convert_to takes other formats
+than wav and flac.
 
-Clips whose cleaned texts are equal are in the same list. English words are read as the phones that
-CMUdict has for them. With --text_cleaners basic_cleaners, for another language, the characters of
-all texts become its alphabet, filelists/NAME_symbols.txt.
+Takes of one text are in one list. English words are read as the phones that CMUdict has for them.
+With --text_cleaners basic_cleaners, for another language, the characters of all texts become its
+alphabet, filelists/NAME_symbols.txt.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import shlex
 import sys
 import unicodedata
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,10 +39,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cli import ArgumentParser, UserError, exit_on_user_error, pluralize
 from corpus.audio import (
     SUFFIXES,
+    Sounds,
     check_source,
     check_wav,
     convert_sound,
     find_sound,
+    index_sounds,
     read_source,
     simplify,
 )
@@ -72,7 +74,6 @@ TEXTS = "(norm\\w*[ _-]?)?(text|sentence|transcript|transcription)s?([ _-]?norm\
 HEADER = re.compile(f"((audio|clip|file|id|name|path|utt|wav)[ _-]?)+|{TEXTS}", re.IGNORECASE)
 SMALL_MINUTES = 60  # with less speech, training starts from another voice
 ONE_SPEAKER = "if each is a speaker, choose one by --speaker"
-Sounds = dict[str, list[Path]]  # as find_sound takes
 Row = tuple[str, list[str]]  # location and fields
 Listed = tuple[list[Line], list[Problem], list[str]]  # clips, problems of others, and notes
 
@@ -92,21 +93,19 @@ def read_corpus(
     files = sorted(map(Path, glob.glob("**", root_dir=corpus, recursive=True)))
     audio = [path for path in files if path.suffix.lower() in SUFFIXES]
     audio = [path for path in audio if not path.stem.endswith("_mic2")]  # VCTK's other microphone
-    sounds = defaultdict(list)
-    for path in audio:
-        sounds[simplify(str(path)).rpartition("/")[2]].append(path)
+    sounds = index_sounds(audio)
     tables = [path for path in files if path.suffix.lower() in LISTS and path.parent == Path()]
     tables = [str(path) for path in tables if simplify(path.stem) not in sounds]
     if named := table or ("metadata.csv" if "metadata.csv" in tables else ""):
         tables = [named]
-    found = [read_table(corpus, name, sounds, speaker, text_column) for name in tables]
-    found = [each for each in found if named or len(each[0]) > len(each[1])]
+    read = [read_table(corpus, name, sounds, speaker, text_column) for name in tables]
+    found = [each for each in read if named or len(each[0]) > len(each[1])]
     if not found and text_column:
         raise UserError(f"--text_column {text_column}: {corpus} has no list of clips; leave it out")
-    found = found or [read_pairs(corpus, files, audio, speaker)]
+    found = found or [read_pairs(corpus, files, audio, speaker), *read]
     lines, problems, notes = max(found, key=lambda each: len(str(each[0])))
     print(*notes, sep="\n", end="\n" * bool(notes))
-    if len(found) > 1:
+    if len(found) > 1 and found[0] in read:
         print(f"note: {corpus}: has {len(found)} lists; to read another, give its path")
     raise_problems(problem for problem in problems if problem.kind == "choice")
     if not lines and (speaker or not problems):
@@ -118,10 +117,10 @@ def read_corpus(
             if re.search(r"^\s|[|\r\n\ufeff\0]", value):
                 problem = f"{value!r} has a |, starts with a space or has a line break; change that"
                 problems.append(Problem(line.location, "bar", problem))
-    numbers = [match[0] for line in lines if (match := re.match(r"[\d.]+( [\d.]+)* ", line.text))]
-    if 2 * len(numbers) > len(lines):
-        begin = f"{len(numbers):,} texts begin with numbers, such as {numbers[0]!r}"
-        print(f"note: {corpus}: {begin}, which are read aloud; if they are times, take them out")
+    starts = [re.match(r"(\d[\d.]* )*", line.text)[0] for line in lines]
+    if 2 * starts.count("") < len(lines):
+        begin = f"{len(lines) - starts.count(''):,} texts begin with numbers, such as {max(starts)}"
+        print(f"note: {corpus}: {begin}that are read aloud; if they are times, take them out")
     return lines, problems
 
 
@@ -173,7 +172,7 @@ def read_table(corpus: Path, table: str, sounds: Sounds, speaker: str, text_colu
     """Returns a list's clips, or those of ``speaker``, the problems of its other lines, and notes.
     Names are in the column that names the most sounds."""
     columns, rows = read_rows(corpus / table, sounds)
-    lines, problems, width = [], [], len(columns)
+    lines, problems, notes, width = [], [], [], len(columns)
     if not rows or width < 2:
         return [], [Problem(where, "columns", "has no text; write one") for where, _ in rows], []
     fields = [[row[i] for _, row in rows if len(row) == width] for i in range(width)]
@@ -182,18 +181,20 @@ def read_table(corpus: Path, table: str, sounds: Sounds, speaker: str, text_colu
     others = {i: field for i, field in enumerate(fields) if i != names}
     texts = find_texts(columns, others, text_column)
     is_clear = all(are_versions(fields[i], fields[texts[-1]]) for i in texts[:-1])
-    if not is_clear or text_column not in ("", columns[texts[-1]]):
+    if is_clear and text_column in ("", columns[texts[-1]]):
+        taken = f"names the clips; field {columns[texts[-1]]} has their texts"
+        notes.append(f"{corpus / table}: field {columns[names]} {taken}")
+    else:
         choice = " or ".join(columns[i] for i in texts)
         problem = f"the texts may be in field {choice}; choose it by --text_column"
         problems.append(Problem(f"{corpus / table}:1", "choice", problem))
-    taken = f"field {columns[names]} names the clips; field {columns[texts[-1]]} has their texts"
-    notes = [f"{corpus / table}: {taken}"]
     if not speaker:
         notes += note_speakers({columns[i]: others[i] for i in others if i not in texts})
     for location, row in rows:
         lacking = {*range(len(row), width)}
         if len(row) > width or not lacking <= {*texts[1:]}:  # a text may have one version
             problem = f"{len(row)} field(s), where most lines have {width}; write as many"
+            problem = problem if row else "is not a JSON object; write one"
             problems.append(Problem(location, "columns", problem))
         elif speaker and speaker not in map(str.strip, row):
             continue
@@ -254,8 +255,7 @@ def read_pairs(corpus: Path, files: list[Path], audio: list[Path], speaker: str)
     if speaker:
         audio = [path for path in audio if speaker in path.parent.parts]
     elif len(folders) > 1:
-        values = f"{len(folders):,} folders, such as {folders[0]}"
-        notes = [f"note: audio is in {values}; {ONE_SPEAKER}"]
+        notes = [f"note: audio is in {len(folders):,} folders, such as {folders[0]}; {ONE_SPEAKER}"]
     texts = [path for path in files if path.suffix.lower() == ".txt"]
     texts = {simplify(str(path)): path for path in texts} | {str(path): path for path in texts}
     for path in audio:
@@ -310,8 +310,7 @@ def print_unknown_words(clips: Sequence[Clip]) -> None:
 
 
 def convert(clips: Sequence[Clip], folder: Path, corpus: Path, rate: int, trim_db: float) -> None:
-    """Makes the new ``folder`` a corpus of metadata.csv and wavs/ID.wav, from the clips of
-    ``corpus``."""
+    """Makes the new ``folder`` a corpus of metadata.csv and wavs/ID.wav from ``clips``."""
 
     def name_of(clip: Clip) -> str:
         path = Path(os.path.relpath(clip.path, corpus)).with_suffix("")
