@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import stat
 import struct
 import unicodedata
@@ -127,7 +126,9 @@ def _data_bytes(path: str) -> tuple[int, int]:
 
 def is_silent(samples: np.ndarray) -> bool:
     """Returns whether samples hardly leave their mean: a constant is silent too."""
-    return np.abs(samples).max(initial=0) - abs(float(samples.mean())) < SILENT_PEAK
+    peak = np.abs(samples).max(initial=0)
+    mean = float(samples.mean())
+    return peak - abs(mean) < SILENT_PEAK
 
 
 def get_stamp(path: str) -> Stamp:
@@ -143,15 +144,20 @@ def get_stamp(path: str) -> Stamp:
 
 def simplify(name: str) -> str:
     """Returns a path in small letters, composed, with / and without spaces or a sound's suffix."""
-    name = unicodedata.normalize("NFC", "".join(name.split()).replace("\\", "/")).casefold()
-    return re.sub(rf"^\./|({'|'.join(map(re.escape, SUFFIXES))})$", "", name)
+    name = "".join(name.split()).replace("\\", "/")
+    name = unicodedata.normalize("NFC", name).casefold().removeprefix("./")
+    for suffix in SUFFIXES:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
 
 
 def index_sounds(paths: Iterable[Path]) -> Sounds:
     """Returns an index of sound files for :func:`find_sound`."""
     sounds = defaultdict(list)
     for path in paths:
-        sounds[simplify(str(path)).rpartition("/")[2]].append(path)
+        _, _, last = simplify(str(path)).rpartition("/")
+        sounds[last].append(path)
     return sounds
 
 
@@ -159,13 +165,18 @@ def find_sound(name: str, sounds: Sounds) -> Path | None:
     """Returns the sound file that ``name``, an ID or a path, means: the file's path ends as the
     name does or, in a list from another machine, the name ends as the path does. None if there is
     none, or if several fit equally well."""
-    key, by_rank = simplify(name), defaultdict(list)
-    for path in sounds.get(key.rpartition("/")[2], ()):
+    key = simplify(name)
+    _, _, last = key.rpartition("/")
+    by_rank = defaultdict(list)
+    for path in sounds.get(last, ()):
         whole = simplify(str(path))
+        ends_alike = f"/{whole}".endswith(f"/{key}")
         from_elsewhere = f"/{key}".endswith(f"/{whole}") and ".." not in key
-        if from_elsewhere or f"/{whole}".endswith(f"/{key}"):
+        if ends_alike or from_elsewhere:
             by_rank[rank_sound(path, name)].append(path)
-    best = by_rank[min(by_rank)] if by_rank else []
+    if not by_rank:
+        return None
+    best = by_rank[min(by_rank)]
     return best[0] if len(best) == 1 else None
 
 
@@ -173,7 +184,8 @@ def rank_sound(path: Path, name: str) -> tuple[bool, int, int]:
     """Ranks a sound file that ``name`` can mean; the lowest is best. The same spelling comes first,
     then the folder where a list's audio usually is, then the format."""
     written = name.removesuffix(path.suffix)
-    is_exact = f"/{path.with_suffix('')}".endswith(f"/{written}")
+    spelled = path.with_suffix("")
+    is_exact = f"/{spelled}".endswith(f"/{written}")
     folder = simplify(str(path)).removesuffix(simplify(name))
     place = FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
     return not is_exact, place, SUFFIXES.index(path.suffix.lower())
@@ -202,19 +214,25 @@ def read_source(path: str) -> tuple[np.ndarray, int]:
         channels, rate = soundfile.read(path, dtype="float32", always_2d=True)
         n_promised = soundfile.info(path).frames
     except (soundfile.LibsndfileError, OSError) as error:
-        raise ClipError("unreadable", f"{path}: not readable ({error}); replace it") from None
+        message = f"{path}: not readable ({error}); replace it"
+        raise ClipError("unreadable", message) from None
     if len(channels) != n_promised:
-        raise ClipError("cut", f"{path}: not as long as its header says; replace it")
+        message = f"{path}: not as long as its header says; replace it"
+        raise ClipError("cut", message)
     peak = np.abs(channels).max(initial=0)
     if not peak <= 2:  # lossy formats may exceed 1
-        raise ClipError("loud", f"{path}: has a sample of {peak:g}; scale it down")
+        message = f"{path}: has a sample of {peak:g}; scale it down"
+        raise ClipError("loud", message)
     samples = channels.mean(axis=1)
     loudest = channels.std(axis=0).max()
-    if samples.std() < 0.1 * loudest / channels.shape[1]:  # of one channel alone, 1 / n remains
-        problem = f"its {channels.shape[1]} channels cancel each other out"
-        raise ClipError("phase", f"{path}: {problem}; keep one (sox IN.wav OUT.wav remix 1)")
+    n_channels = channels.shape[1]
+    if samples.std() < 0.1 * loudest / n_channels:  # of one channel alone, 1 / n would remain
+        problem = f"its {n_channels} channels cancel each other out"
+        message = f"{path}: {problem}; keep one (sox IN.wav OUT.wav remix 1)"
+        raise ClipError("phase", message)
     if is_silent(samples):
-        raise ClipError("silent", f"{path}: is silent (peak {peak:g}); remove its line")
+        message = f"{path}: is silent (peak {peak:g}); remove its line"
+        raise ClipError("silent", message)
     return samples, rate
 
 
@@ -226,7 +244,8 @@ def convert_sound(path: str, wav: Path, rate: int, trim_db: float) -> None:
     if trim_db:
         samples = trim(samples, rate, trim_db)
     peak = np.abs(samples).max(initial=1)  # resampling may exceed 1, too
-    steps = np.rint(samples * (32768 / peak)).clip(-32768, 32767).astype(np.int16)
+    steps = np.rint(samples * (32768 / peak))
+    steps = steps.clip(-32768, 32767).astype(np.int16)
     content = io.BytesIO()  # soundfile ignores that a disk is full
     soundfile.write(content, steps, rate, "PCM_16", format="WAV")
     wav.parent.mkdir(parents=True, exist_ok=True)

@@ -126,7 +126,8 @@ def read_clips(
     for name, folder in zip(split_names(filelists), folders, strict=True):
         rows = []
         for location, line in read_lines(name):
-            rows.append((location, [field.strip() for field in line.split("|")]))
+            fields = [field.strip() for field in line.split("|")]
+            rows.append((location, fields))
         if not all(os.path.isabs(row[0]) for _, row in rows):
             check_folder(folder, hparams)
         has_speakers = bool(rows) and mode(len(row) for _, row in rows) == 3

@@ -10,9 +10,8 @@ most words. Or DIR has a text file for each sound file, in any folder: ID.txt or
 beside it, or, as in VCTK, txt/p225/ID.txt for wav48/p225/ID.wav. --convert_to takes other formats
 than wav and flac.
 
-Takes of one text are in one list. English words are read as the phones that CMUdict has for them.
-With --text_cleaners basic_cleaners, for another language, the characters of all texts become its
-alphabet, filelists/NAME_symbols.txt.
+English words are read as the phones that CMUdict has for them. With --text_cleaners basic_cleaners,
+for another language, the characters of all texts become its alphabet, filelists/NAME_symbols.txt.
 """
 
 import argparse
@@ -102,13 +101,14 @@ def read_corpus(
     found = [each for each in read if named or len(each[0]) > len(each[1])]
     if not found and text_column:
         raise UserError(f"--text_column {text_column}: {corpus} has no list of clips; leave it out")
-    found = found or [read_pairs(corpus, files, audio, speaker), *read]
-    lines, problems, notes = max(found, key=lambda each: len(str(each[0])))
-    print(*notes, sep="\n", end="\n" * bool(notes))
-    if len(found) > 1 and found[0] in read:
-        print(f"note: {corpus}: has {len(found)} lists; to read another, give its path")
+    listings = found or [read_pairs(corpus, files, audio, speaker), *read]
+    lines, problems, notes = max(listings, key=lambda each: len(str(each[0])))
+    if len(found) > 1:
+        notes.append(f"note: {corpus}: has {len(found)} lists; to read another, give its path")
+    for note in notes:
+        print(note)
     raise_problems(problem for problem in problems if problem.kind == "choice")
-    if not lines and (speaker or not problems):
+    if not lines and not problems:
         of_speaker = f"--speaker {speaker}: " if speaker else ""
         fix = "name the folder that has the list of clips, or the list; --help says what it may be"
         raise UserError(f"{of_speaker}{corpus}: no sound file has a text; {fix}")
@@ -131,7 +131,8 @@ def read_rows(file: Path, sounds: Sounds) -> tuple[list[str], list[Row]]:
     if 2 * sum(line.startswith("{") for _, line in lines) >= len(lines):
         items = [(location, read_json(line)) for location, line in lines]
         keys = [*dict.fromkeys(key for _, item in items for key in item)]
-        return keys, [(where, [item.get(key, "") for key in keys if item]) for where, item in items]
+        rows = [(location, [item.get(key, "") for key in keys if item]) for location, item in items]
+        return keys, rows
 
     def names_sound(row: Sequence[str]) -> bool:
         return any(find_sound(field, sounds) for field in row)
@@ -143,8 +144,8 @@ def read_rows(file: Path, sounds: Sounds) -> tuple[list[str], list[Row]]:
     separator = max(SEPARATORS, key=count_uses)
     rows = [(location, split_line(line, separator)) for location, line in lines]
     width = max(2, mode(len(row) for _, row in rows))
-    columns = [str(number) for number in range(1, width + 1)]
-    header = [name.strip() for name in rows[0][1]]
+    columns = [*map(str, range(1, width + 1))]
+    header = [*map(str.strip, rows[0][1])]
     if any(map(HEADER.fullmatch, header)) and not names_sound(header):
         return [*header, *columns[len(header) :]][:width], rows[1:]
     return columns, rows
@@ -169,8 +170,7 @@ def split_line(line: str, separator: str) -> list[str]:
 
 
 def read_table(corpus: Path, table: str, sounds: Sounds, speaker: str, text_column: str) -> Listed:
-    """Returns a list's clips, or those of ``speaker``, the problems of its other lines, and notes.
-    Names are in the column that names the most sounds."""
+    """Returns a list's clips, or those of ``speaker``, the problems of others, and notes."""
     columns, rows = read_rows(corpus / table, sounds)
     lines, problems, notes, width = [], [], [], len(columns)
     if not rows or width < 2:
@@ -180,10 +180,11 @@ def read_table(corpus: Path, table: str, sounds: Sounds, speaker: str, text_colu
     names = n_found.index(max(n_found))
     others = {i: field for i, field in enumerate(fields) if i != names}
     texts = find_texts(columns, others, text_column)
-    is_clear = all(are_versions(fields[i], fields[texts[-1]]) for i in texts[:-1])
-    if is_clear and text_column in ("", columns[texts[-1]]):
-        taken = f"names the clips; field {columns[texts[-1]]} has their texts"
-        notes.append(f"{corpus / table}: field {columns[names]} {taken}")
+    *versions, best = texts
+    is_clear = all(are_versions(fields[i], fields[best]) for i in versions)
+    if is_clear and text_column in ("", columns[best]):
+        taken = f"field {columns[names]} names the clips; field {columns[best]} has their texts"
+        notes.append(f"{corpus / table}: {taken}")
     else:
         choice = " or ".join(columns[i] for i in texts)
         problem = f"the texts may be in field {choice}; choose it by --text_column"
@@ -288,12 +289,11 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
         with suppress(ValueError):  # report_unknown_characters prints those that have no symbol
             check_alphabet(character)
             symbols.append(character)
-    rarest = [f"{symbol!r} {uses[symbol]}" for symbol in sorted(symbols, key=uses.get)[:5]]
-    print(f"{len(symbols)} symbols; the rarest and their uses are {', '.join(rarest)}")
+    rarest = "".join(sorted(symbols, key=uses.get)[:10])
+    print(f"{len(symbols)} symbols; the rarest are {rarest!r}")
     if with_digits := [line.location for line in lines if any(map(str.isdecimal, line.text))]:
         texts = pluralize(len(with_digits), "text")
-        locations = ", ".join(with_digits[:5])
-        print(f"note: {locations}: digits stay as written (in {texts}); spell numbers out")
+        print(f"note: {with_digits[0]}: digits stay as written (in {texts}); spell numbers out")
     return "".join(symbols)
 
 
