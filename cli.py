@@ -61,6 +61,7 @@ def exit_on_user_error(
         fixes = dict.fromkeys(DISK_FULL, "free some space")
         fixes |= dict.fromkeys((errno.EISDIR, errno.ENOTDIR), "move what is there")
         fixes |= dict.fromkeys(READ_ONLY, "allow writing, or use another folder")
+        fixes[errno.ENAMETOOLONG] = "use a shorter name"
         if not (fix := fixes.get(error.errno)):
             raise
         problem = f"{error.filename or 'output'}: {error.strerror}"
@@ -130,7 +131,8 @@ def replace_file(path: Path, durable: bool = True) -> Iterator[IO[bytes]]:
     """Opens a file to write. It replaces ``path`` once it is complete and, if ``durable``, on the
     disk. Several processes may write the same file at once.
     """
-    part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
+    # Of a long name, a part: with the whole, it would be longer than file systems allow.
+    part = path.with_name(f"{path.name[:40]}.{os.urandom(4).hex()}.part")
     try:
         with open(part, "wb") as file:
             yield file

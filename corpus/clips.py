@@ -17,12 +17,11 @@ import soundfile
 import torch
 
 from cli import UserError, make_folder, pluralize, progress_bar, replace_file
-from corpus.audio import ClipError, Stamp, check_wav, get_stamp
+from corpus.audio import ClipError, Stamp, check_wav, get_stamp, is_silent
 from hparams import HParams
 from text import alphabet, clean_text, spelled, text_to_sequence, unknown_characters
 
 MAX_LISTED = 10  # problems of a kind that a report lists
-SILENT_PEAK = 1e-3  # -60 dB of full scale: a clip that stays below it has no speech
 
 
 class Line(NamedTuple):
@@ -110,13 +109,14 @@ def load_clips(filelists: str, hparams: HParams) -> list[Clip]:
 
 
 def read_clips(
-    filelists: str, hparams: HParams, locations: dict[Any, str]
+    filelists: str, hparams: HParams, locations: dict[str, str]
 ) -> tuple[list[Clip], list[Problem]]:
     """Returns the good clips of ``filelists`` (paths joined by ``+``), and the problems of the
     other lines.
 
-    Lines are ``path|text``, or most are ``path|text|speaker``, whose speakers become one. Relative
-    paths start from the list's :func:`data_folders`. ``locations`` is as in :func:`check_clips`.
+    Lines are ``path|text``. In a list where most are ``path|text|speaker``, these are read too, and
+    all speakers become one. Relative paths start from the list's :func:`data_folders`.
+    ``locations`` is as in :func:`check_clips`.
 
     Raises:
         UserError: a setting is wrong, or a filelist cannot be read or is empty.
@@ -124,19 +124,23 @@ def read_clips(
     folders = data_folders(filelists, hparams)
     lines, problems = [], []
     for name, folder in zip(split_names(filelists), folders, strict=True):
-        rows = [(where, line, line.split("|")) for where, line in read_lines(name)]
-        if not all(os.path.isabs(row[0].strip()) for _, _, row in rows):
+        rows = []
+        for location, line in read_lines(name):
+            fields = [field.strip() for field in line.split("|")]
+            rows.append((location, fields))
+        if not all(os.path.isabs(row[0]) for _, row in rows):
             check_folder(folder, hparams)
-        width = mode(len(row) for _, _, row in rows) if rows else 2
-        for location, line, row in rows:
-            path, text = map(str.strip, (row * 2)[:2])
-            if path and (len(row) == 2 or len(row) == width == 3) and "\0" not in line:
-                lines.append(Line(location, os.path.join(folder, path), text))
+        has_speakers = bool(rows) and mode(len(row) for _, row in rows) == 3
+        widths = (2, 3) if has_speakers else (2,)
+        for location, row in rows:
+            content = "|".join(row)
+            if len(row) in widths and row[0] and "\0" not in content:
+                lines.append(Line(location, os.path.join(folder, row[0]), row[1]))
             else:
                 fix = "write a path, one |, and the text"
-                message = f"{line.strip()[:60]!r} is not path|text; {fix}"
+                message = f"{content[:60]!r} is not path|text; {fix}"
                 problems.append(Problem(location, "columns", message))
-        speakers = {row[2].strip() for _, _, row in rows if len(row) == width == 3}
+        speakers = {row[2] for _, row in rows if has_speakers and len(row) == 3}
         if len(speakers) > 1:
             fix = f"for one, list only the lines that end in its name, such as |{min(speakers)}"
             print(f"note: {name}: {len(speakers):,} speakers become one voice; {fix}")
@@ -208,15 +212,15 @@ def write_lines(file: Path, lines: Sequence[str]) -> None:
 def check_clips(
     lines: Iterable[Line],
     hparams: HParams,
-    locations: dict[Any, str],
+    locations: dict[str, str],
     check_audio: Callable[[str, HParams], tuple[int, Stamp]],
 ) -> tuple[list[Clip], list[Problem]]:
     """Returns the clips of ``lines``, and the problems of the lines that give none. Reads headers,
     not samples.
 
     Args:
-        locations: the line that lists each sound file so far, to find files that are listed
-            twice. Those of ``lines`` are added.
+        locations: the line that lists each sound file so far, by its path without symbolic links,
+            to find files that are listed twice. Those of ``lines`` are added.
         check_audio: returns the number of samples and the stamp of a sound file, as
             :func:`check_wav` does.
     """
@@ -234,7 +238,7 @@ def check_clips(
         if not (sound and ids):
             continue
         n_samples, stamp = sound
-        first = locations.setdefault((stamp.device, stamp.inode), line.location)
+        first = locations.setdefault(stamp.path, line.location)
         if first == line.location:
             n_frames = n_samples // hparams.hop_length + 1
             clips.append(Clip(path, line.text, ids, n_frames, line.location, stamp))
@@ -370,20 +374,24 @@ def read_samples(clip: Clip, hparams: HParams) -> np.ndarray:
         kind, problem = "not finite", "has samples that are not finite; replace it"
     elif peak > 1:
         kind, problem = "loud", f"has a sample of {peak:g}, beyond [-1, 1]; scale it down"
-    elif peak - abs(float(samples.mean())) < SILENT_PEAK:  # a constant is silent too
+    elif is_silent(samples):
         kind, problem = "silent", f"is silent (peak {peak:g}); remove its line"
     else:
         return samples
     raise ClipError(kind, f"{clip.path}: {problem}")
 
 
-def check_samples(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
-    """Reads all samples of ``clips`` and returns their problems."""
+def check_samples(
+    clips: Sequence[Clip],
+    hparams: HParams,
+    read: Callable[[Clip, HParams], Any] = read_samples,
+) -> list[Problem]:
+    """Reads the samples of all ``clips`` by ``read`` and returns the problems that it raises."""
     problems = []
 
     def check(clip: Clip) -> None:
         with collect_problem(problems, clip.location):
-            read_samples(clip, hparams)
+            read(clip, hparams)
 
     map_in_threads(check, clips, "checking clips")
     return problems

@@ -4,14 +4,14 @@
     python scripts/prepare_corpus.py VCTK --speaker p225 --name p225 --convert_to data/p225
 
 DIR has a list of IDs or paths of sound files and their texts, such as metadata.csv with lines
-ID|text or ID|text|normalised text: with |, tabs, commas or semicolons, or JSON lines, with a header
-or not. What it holds tells which field is which. Or DIR has a text file for each sound file, in any
-folder: ID.txt or ID.normalized.txt beside it, or, as in VCTK, txt/p225/ID.txt for
-wav48/p225/ID.wav. Other formats than wav and flac need --convert_to.
+ID|text or ID|text|normalised text: with |, tabs, commas or semicolons, or JSON lines. The texts are
+in the field that its header or keys call text, sentence or transcript, or else in that with the
+most words. Or DIR has a text file for each sound file, in any folder: ID.txt or ID.normalized.txt
+beside it, or, as in VCTK, txt/p225/ID.txt for wav48/p225/ID.wav. --convert_to takes other formats
+than wav and flac.
 
-Clips whose cleaned texts are equal are in the same list. English words are read as the phones that
-CMUdict has for them. With --text_cleaners basic_cleaners, for another language, the characters of
-all texts become its alphabet, filelists/NAME_symbols.txt.
+English words are read as the phones that CMUdict has for them. With --text_cleaners basic_cleaners,
+for another language, the characters of all texts become its alphabet, filelists/NAME_symbols.txt.
 """
 
 import argparse
@@ -19,7 +19,6 @@ import csv
 import dataclasses
 import glob
 import hashlib
-import io
 import json
 import os
 import re
@@ -27,31 +26,37 @@ import shlex
 import sys
 import unicodedata
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import mode
 from typing import Any
 
-import numpy as np
-import soundfile
-import soxr
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cli import ArgumentParser, UserError, exit_on_user_error, pluralize, replace_file
-from corpus.audio import ClipError, Stamp, check_header, check_wav
+from cli import ArgumentParser, UserError, exit_on_user_error, pluralize
+from corpus.audio import (
+    SUFFIXES,
+    Sounds,
+    check_source,
+    check_wav,
+    convert_sound,
+    find_sound,
+    index_sounds,
+    read_source,
+    simplify,
+)
 from corpus.clips import (
     Clip,
     Line,
     Problem,
     check_clips,
     check_samples,
-    collect_problem,
     map_in_threads,
     raise_problems,
     read_lines,
+    read_samples,
     report_unknown_characters,
     write_lines,
 )
@@ -62,14 +67,13 @@ from text.cleaners import CLEANERS, TRAINING, unknown_words
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 VOICE = TRAIN.parent / "voices" / "kathleen.pt"
 TRAIN_SHARE = 0.8  # of the clips, as the paper's
-FOLDERS = "wavs/", "wav/", ""  # where the audio of metadata.csv is
-SUFFIXES = ".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif"  # in order of preference
 LISTS = ".csv", ".tsv", ".txt", ".json", ".jsonl"
 SEPARATORS = "|\t,;"
-HEADER = re.compile("((audio|clip|file|id|name|path|utt|wav)_?)+$", re.IGNORECASE)  # of the names
+TEXTS = "(norm\\w*[ _-]?)?(text|sentence|transcript|transcription)s?([ _-]?norm\\w*)?"
+HEADER = re.compile(f"((audio|clip|file|id|name|path|utt|wav)[ _-]?)+|{TEXTS}", re.IGNORECASE)
 SMALL_MINUTES = 60  # with less speech, training starts from another voice
-MARGIN = 0.05  # seconds that trimming leaves around the speech
 ONE_SPEAKER = "if each is a speaker, choose one by --speaker"
+Row = tuple[str, list[str]]  # location and fields
 Listed = tuple[list[Line], list[Problem], list[str]]  # clips, problems of others, and notes
 
 
@@ -77,7 +81,7 @@ Listed = tuple[list[Line], list[Problem], list[str]]  # clips, problems of other
 
 
 def read_corpus(
-    corpus: Path, speaker: str = "", table: str = ""
+    corpus: Path, speaker: str = "", table: str = "", text_column: str = ""
 ) -> tuple[list[Line], list[Problem]]:
     """Returns the clips that ``corpus`` lists, or those of ``speaker``, and the problems of the
     others: of the list ``table``, of metadata.csv, of the list with the most text, or of a text
@@ -88,106 +92,159 @@ def read_corpus(
     files = sorted(map(Path, glob.glob("**", root_dir=corpus, recursive=True)))
     audio = [path for path in files if path.suffix.lower() in SUFFIXES]
     audio = [path for path in audio if not path.stem.endswith("_mic2")]  # VCTK's other microphone
-    sounds = defaultdict(list)
-    for path in audio:
-        sounds[simplify(str(path)).rpartition("/")[2]].append(path)
+    sounds = index_sounds(audio)
     tables = [path for path in files if path.suffix.lower() in LISTS and path.parent == Path()]
     tables = [str(path) for path in tables if simplify(path.stem) not in sounds]
     if named := table or ("metadata.csv" if "metadata.csv" in tables else ""):
         tables = [named]
-    found = [read_table(corpus, name, sounds, speaker) for name in tables]
-    found = [each for each in found if named or len(each[0]) > len(each[1])]
-    if not found and (inside := [path for path in files if path.name == "metadata.csv"]):
-        fix = f"give a corpus, such as {corpus / inside[0].parent}"
-        raise UserError(f"{corpus}: has no list of clips; {fix}")
-    found = found or [read_pairs(corpus, files, audio, speaker)]
-    lines, problems, notes = max(found, key=lambda each: len(str(each[0])))
-    print(*notes, sep="\n", end="\n" * bool(notes))
+    read = [read_table(corpus, name, sounds, speaker, text_column) for name in tables]
+    found = [each for each in read if named or len(each[0]) > len(each[1])]
+    if not found and text_column:
+        raise UserError(f"--text_column {text_column}: {corpus} has no list of clips; leave it out")
+    listings = found or [read_pairs(corpus, files, audio, speaker), *read]
+    lines, problems, notes = max(listings, key=lambda each: len(str(each[0])))
     if len(found) > 1:
-        print(f"note: {corpus}: has {len(found)} lists; to read another, give its path")
-    if not lines and (speaker or not problems):
+        notes.append(f"note: {corpus}: has {len(found)} lists; to read another, give its path")
+    for note in notes:
+        print(note)
+    raise_problems(problem for problem in problems if problem.kind == "choice")
+    if not lines and not problems:
         of_speaker = f"--speaker {speaker}: " if speaker else ""
-        missing = "has no list of clips, and no sound file with a text"
-        raise UserError(f"{of_speaker}{corpus}: {missing}; --help says where to put them")
+        fix = "name the folder that has the list of clips, or the list; --help says what it may be"
+        raise UserError(f"{of_speaker}{corpus}: no sound file has a text; {fix}")
     for line in lines:
         for value in (os.path.relpath(line.path, corpus), line.text):
-            if re.search(r"^\s|[|\r\n\ufeff]", value):
+            if re.search(r"^\s|[|\r\n\ufeff\0]", value):
                 problem = f"{value!r} has a |, starts with a space or has a line break; change that"
                 problems.append(Problem(line.location, "bar", problem))
+    starts = [re.match(r"(\d[\d.]* )*", line.text)[0] for line in lines]
+    if 2 * starts.count("") < len(lines):
+        begin = f"{len(lines) - starts.count(''):,} texts begin with numbers, such as {max(starts)}"
+        print(f"note: {corpus}: {begin}that are read aloud; if they are times, take them out")
     return lines, problems
 
 
-def simplify(name: str) -> str:
-    """Returns a path in small letters, composed, with / and without spaces or a sound's suffix."""
-    name = unicodedata.normalize("NFC", "".join(name.split()).replace("\\", "/")).casefold()
-    return re.sub(rf"^\./|({'|'.join(map(re.escape, SUFFIXES))})$", "", name)
+def read_rows(file: Path, sounds: Sounds) -> tuple[list[str], list[Row]]:
+    """Returns the names of a list's columns, and a row for each line but the header. Columns are
+    named by the keys of JSON, by the header, or by numbers from 1."""
+    lines = read_lines(file)
+    if 2 * sum(line.startswith("{") for _, line in lines) >= len(lines):
+        items = [(location, read_json(line)) for location, line in lines]
+        keys = [*dict.fromkeys(key for _, item in items for key in item)]
+        rows = [(location, [item.get(key, "") for key in keys if item]) for location, item in items]
+        return keys, rows
 
+    def names_sound(row: Sequence[str]) -> bool:
+        return any(find_sound(field, sounds) for field in row)
 
-def find_sound(name: str, sounds: dict[str, list[Path]]) -> Path | None:
-    """Returns the sound file whose path ends as ``name`` does, or the other way round, once both
-    are :func:`simplify`. None if there is none, or none that fits best."""
-    key, fits = simplify(name), defaultdict(list)
-    for path in sounds.get(key.rpartition("/")[2], ()):
-        whole, elsewhere = simplify(str(path)), ".." not in name
-        if f"/{whole}".endswith(f"/{key}") or (elsewhere and f"/{key}".endswith(f"/{whole}")):
-            exact = f"/{path.with_suffix('')}".endswith(f"/{name.removesuffix(path.suffix)}")
-            folder, suffix = whole.removesuffix(key), SUFFIXES.index(path.suffix.lower())
-            fits[not exact, (*FOLDERS, folder).index(folder), suffix].append(path)
-    best = fits[min(fits)] if fits else []
-    return best[0] if len(best) == 1 else None
+    def count_uses(separator: str) -> tuple[int, int]:
+        rows = [split_line(line, separator) for _, line in lines]
+        return sum(map(names_sound, rows)), sum(len(row) > 1 for row in rows)
 
-
-def read_rows(table: Path) -> list[tuple[str, list[str]]]:
-    """Returns a table's rows as pairs of (location, fields): JSON, or what is separated by the
-    separator that most lines have. A table that cannot be read so has none."""
-    lines = read_lines(table)
-    separator = max(SEPARATORS, key=lambda each: sum(each in line for _, line in lines))
-    quoting = csv.QUOTE_MINIMAL if separator in ",;" else csv.QUOTE_NONE
-    with suppress(csv.Error, json.JSONDecodeError, AttributeError):
-        if lines and lines[0][1].startswith("{"):
-            items = [(location, sorted(json.loads(line).items())) for location, line in lines]
-            return [(location, [str(value) for _, value in row]) for location, row in items]
-        rows = csv.reader([f"{line}\n" for _, line in lines], delimiter=separator, quoting=quoting)
-        return [(lines[rows.line_num - 1][0], row) for row in rows]
-    return []
-
-
-def read_table(corpus: Path, table: str, sounds: dict[str, list[Path]], speaker: str) -> Listed:
-    """Returns a table's clips, or those of ``speaker``, the problems of its other rows, and notes.
-    Names are in the field that names the most sounds, texts in the last that has many words."""
-    lines, problems = [], []
-    rows = [row for row in read_rows(corpus / table) if not speaker or speaker in row[1]]
-    if not rows:
-        return [], [], []
+    separator = max(SEPARATORS, key=count_uses)
+    rows = [(location, split_line(line, separator)) for location, line in lines]
     width = max(2, mode(len(row) for _, row in rows))
+    columns = [*map(str, range(1, width + 1))]
+    header = [*map(str.strip, rows[0][1])]
+    if any(map(HEADER.fullmatch, header)) and not names_sound(header):
+        return [*header, *columns[len(header) :]][:width], rows[1:]
+    return columns, rows
+
+
+def read_json(line: str) -> dict[str, str]:
+    """Returns the texts and numbers of a line of JSON by their keys; other values are empty. A line
+    that is not a JSON object has none."""
+    with suppress(ValueError, AttributeError, RecursionError):
+        item = json.loads(line, parse_constant=lambda _: None)  # NaN is no number
+        return {key: str(v) if type(v) in (str, int, float) else "" for key, v in item.items()}
+    return {}
+
+
+def split_line(line: str, separator: str) -> list[str]:
+    """Returns a line's fields. Quotes are CSV's if the line is well-formed; else they are text, as
+    where a speech goes on in the next line."""
+    with suppress(csv.Error):
+        if separator in ",;":
+            return next(csv.reader([line], delimiter=separator, strict=True))
+    return line.split(separator)
+
+
+def read_table(corpus: Path, table: str, sounds: Sounds, speaker: str, text_column: str) -> Listed:
+    """Returns a list's clips, or those of ``speaker``, the problems of others, and notes."""
+    columns, rows = read_rows(corpus / table, sounds)
+    lines, problems, notes, width = [], [], [], len(columns)
+    if not rows or width < 2:
+        return [], [Problem(where, "columns", "has no text; write one") for where, _ in rows], []
     fields = [[row[i] for _, row in rows if len(row) == width] for i in range(width)]
     n_found = [sum(find_sound(name, sounds) is not None for name in field) for field in fields]
     names = n_found.index(max(n_found))
-    n_words = [len(re.findall(r"(?<!\S)[^\s\d]+(?!\S)", " ".join({*field}))) for field in fields]
-    n_words[names] = -1
-    texts = max(i for i in range(width) if 2 * n_words[i] >= max(n_words))
-    first = "".join(rows[0][1][names : names + 1])
-    header = HEADER.match(first) if not find_sound(first, sounds) else None
-    below = f", below the header {header[0]!r}" if header else ""
-    taken = f"field {names + 1} names the clips{below}; field {texts + 1} has their texts"
-    notes = [f"{corpus / table}: {taken}"]
-    for i, field in enumerate(fields):
-        few = 1 < len({*field}) <= len(field) / 2 and "." not in "".join(field)  # seconds have one
-        if few and not speaker and -1 < 2 * n_words[i] < max(n_words):
-            values = f"{len({*field}):,} values, such as {field[-1]!r}"
-            notes.append(f"note: field {i + 1} has {values}; {ONE_SPEAKER}")
-    for location, row in rows[bool(header) :]:
-        if len(row) != width and (len(row), width, texts) != (2, 3, 2):
+    others = {i: field for i, field in enumerate(fields) if i != names}
+    texts = find_texts(columns, others, text_column)
+    *versions, best = texts
+    is_clear = all(are_versions(fields[i], fields[best]) for i in versions)
+    if is_clear and text_column in ("", columns[best]):
+        taken = f"field {columns[names]} names the clips; field {columns[best]} has their texts"
+        notes.append(f"{corpus / table}: {taken}")
+    else:
+        choice = " or ".join(columns[i] for i in texts)
+        problem = f"the texts may be in field {choice}; choose it by --text_column"
+        problems.append(Problem(f"{corpus / table}:1", "choice", problem))
+    if not speaker:
+        notes += note_speakers({columns[i]: others[i] for i in others if i not in texts})
+    for location, row in rows:
+        lacking = {*range(len(row), width)}
+        if len(row) > width or not lacking <= {*texts[1:]}:  # a text may have one version
             problem = f"{len(row)} field(s), where most lines have {width}; write as many"
+            problem = problem if row else "is not a JSON object; write one"
             problems.append(Problem(location, "columns", problem))
+        elif speaker and speaker not in map(str.strip, row):
+            continue
         elif path := find_sound(row[names], sounds):
-            text = " ".join(row[min(texts, len(row) - 1)].split())
-            lines.append(Line(location, str(corpus / path), text))
+            text = [row[i] for i in texts if i < len(row)][-1]
+            lines.append(Line(location, str(corpus / path), " ".join(text.split())))
         else:
             fix = "add it, fix the name, or remove the line (a header?)"
             problem = f"{row[names]}: no such sound here, or several of that name; {fix}"
             problems.append(Problem(location, "missing", problem))
     return lines, problems, notes
+
+
+def note_speakers(columns: dict[str, list[str]]) -> list[str]:
+    """Returns a note on each column that may have the names of speakers."""
+    notes = []
+    for name, field in columns.items():
+        values = {*field}
+        if 1 < len(values) <= len(field) / 2 and "." not in "".join(values):  # seconds have one
+            examples = f"{len(values):,} values, such as {max(values)!r}"
+            notes.append(f"note: field {name} has {examples}; {ONE_SPEAKER}")
+    return notes
+
+
+def find_texts(columns: Sequence[str], fields: dict[int, list[str]], text_column: str) -> list[int]:
+    """Returns which of ``fields`` may have the texts: the one that was chosen, those that the
+    header calls texts, or those with about the most words."""
+    if text_column:
+        return [i for i in fields if columns[i] == text_column] or [*fields]
+    if called := [i for i in fields if re.fullmatch(TEXTS, columns[i].lower())]:
+        return [i for i in called if "norm" in columns[i].lower()] or called
+    n_words = {i: sum(len(find_words(text)) for text in fields[i]) for i in fields}
+    # More than half of the most is about as many. Three in each line are a text, in any case.
+    enough = min(max(n_words.values()) / 2, 3 * len(fields[min(fields)]) - 1)
+    return [i for i in fields if n_words[i] > enough] or [*fields]
+
+
+def find_words(text: str) -> list[str]:
+    """Returns a text's words. Each character of Chinese and Japanese is one."""
+    plain = re.sub(r"[^\w\s]", "", text.casefold())
+    return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+", plain)
+
+
+def are_versions(texts: Sequence[str], others: Sequence[str]) -> bool:
+    """Returns whether two columns have the same texts, one of them perhaps normalised: whether half
+    of their words are in both."""
+    pairs = [({*find_words(a)}, {*find_words(b)}) for a, b in zip(texts, others, strict=True)]
+    n_shared = sum(len(a & b) for a, b in pairs)
+    return 2 * n_shared >= sum(min(len(a), len(b)) for a, b in pairs)
 
 
 def read_pairs(corpus: Path, files: list[Path], audio: list[Path], speaker: str) -> Listed:
@@ -199,8 +256,7 @@ def read_pairs(corpus: Path, files: list[Path], audio: list[Path], speaker: str)
     if speaker:
         audio = [path for path in audio if speaker in path.parent.parts]
     elif len(folders) > 1:
-        values = f"{len(folders):,} folders, such as {folders[0]}"
-        notes = [f"note: audio is in {values}; {ONE_SPEAKER}"]
+        notes = [f"note: audio is in {len(folders):,} folders, such as {folders[0]}; {ONE_SPEAKER}"]
     texts = [path for path in files if path.suffix.lower() == ".txt"]
     texts = {simplify(str(path)): path for path in texts} | {str(path): path for path in texts}
     for path in audio:
@@ -216,10 +272,7 @@ def read_pairs(corpus: Path, files: list[Path], audio: list[Path], speaker: str)
         else:
             content = " ".join(" ".join(line for _, line in read_lines(corpus / text)).split())
             lines.append(Line(f"{corpus / text}:1", str(corpus / path), content))
-    if problems and not lines:
-        fix = "name the folder that has the list of clips, or write a text file for each"
-        raise UserError(f"{corpus}: no sound file has a text; {fix}")
-    return lines, problems, notes
+    return lines, problems if lines else [], notes
 
 
 def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
@@ -236,12 +289,11 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
         with suppress(ValueError):  # report_unknown_characters prints those that have no symbol
             check_alphabet(character)
             symbols.append(character)
-    rarest = [f"{symbol!r} {uses[symbol]}" for symbol in sorted(symbols, key=uses.get)[:5]]
-    print(f"{len(symbols)} symbols; the rarest and their uses are {', '.join(rarest)}")
+    rarest = "".join(sorted(symbols, key=uses.get)[:10])
+    print(f"{len(symbols)} symbols; the rarest are {rarest!r}")
     if with_digits := [line.location for line in lines if any(map(str.isdecimal, line.text))]:
         texts = pluralize(len(with_digits), "text")
-        locations = ", ".join(with_digits[:5])
-        print(f"note: {locations}: digits stay as written (in {texts}); spell numbers out")
+        print(f"note: {with_digits[0]}: digits stay as written (in {texts}); spell numbers out")
     return "".join(symbols)
 
 
@@ -258,8 +310,7 @@ def print_unknown_words(clips: Sequence[Clip]) -> None:
 
 
 def convert(clips: Sequence[Clip], folder: Path, corpus: Path, rate: int, trim_db: float) -> None:
-    """Makes the new ``folder`` a corpus of metadata.csv and wavs/ID.wav, from the clips of
-    ``corpus``."""
+    """Makes the new ``folder`` a corpus of metadata.csv and wavs/ID.wav from ``clips``."""
 
     def name_of(clip: Clip) -> str:
         path = Path(os.path.relpath(clip.path, corpus)).with_suffix("")
@@ -268,67 +319,14 @@ def convert(clips: Sequence[Clip], folder: Path, corpus: Path, rate: int, trim_d
     uses = Counter(map(name_of, clips))
     if repeated := [name for name in uses if uses[name] > 1]:
         raise UserError(f"{corpus}: has several clips named {repeated[0]}; rename them or keep one")
-    problems = []
 
-    def convert_to_folder(clip: Clip) -> float:
-        with collect_problem(problems, clip.location):
-            return convert_clip(clip, folder / f"wavs/{name_of(clip)}.wav", rate, trim_db)
-        return 0.0
+    def convert_to_folder(clip: Clip) -> None:
+        convert_sound(clip.path, folder / f"wavs/{name_of(clip)}.wav", rate, trim_db)
 
-    cut = map_in_threads(convert_to_folder, clips, "converting")
-    raise_problems(problems)
+    map_in_threads(convert_to_folder, clips, "converting")
     rows = [f"{name_of(clip)}|{clip.text}" for clip in clips]
     write_lines(folder / "metadata.csv", rows)  # last: without it, this is no corpus
-    trimmed = f", {sum(cut):,.1f} s of silence cut off" if trim_db else ""
-    print(f"{folder}: {len(clips):,} clips converted{trimmed}")
-
-
-def convert_clip(clip: Clip, wav: Path, rate: int, trim_db: float) -> float:
-    """Writes a clip as a wav, mono with 16 bits, and returns the seconds that trimming cut off.
-
-    Raises:
-        ClipError: the samples cannot be read, or are too large.
-    """
-    try:
-        samples, old_rate = soundfile.read(clip.path, dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, OSError) as error:
-        message = f"{clip.path}: not readable ({error}); replace it"
-        raise ClipError("unreadable", message) from None
-    if len(samples) != soundfile.info(clip.path).frames:
-        raise ClipError("cut", f"{clip.path}: not as long as its header says; replace it")
-    samples = samples.mean(axis=1)
-    if old_rate != rate:
-        samples = soxr.resample(samples, old_rate, rate)
-    whole = len(samples)
-    if trim_db:
-        samples = trim(samples, rate, trim_db)
-    peak = np.abs(samples).max(initial=0)
-    if not peak <= 2:  # resampling and lossy formats may exceed 1
-        raise ClipError("loud", f"{clip.path}: has a sample of {peak:g}; scale it down")
-    steps = np.rint(samples * (32768 / max(peak, 1))).clip(-32768, 32767).astype(np.int16)
-    content = io.BytesIO()  # soundfile ignores that a disk is full
-    soundfile.write(content, steps, rate, "PCM_16", format="WAV")
-    wav.parent.mkdir(parents=True, exist_ok=True)
-    with replace_file(wav) as file:
-        file.write(content.getbuffer())
-    return (whole - len(samples)) / rate
-
-
-def trim(samples: np.ndarray, rate: int, trim_db: float) -> np.ndarray:
-    """Cuts off both ends, where they stay ``trim_db`` below the loudest 25 ms, but for a margin."""
-    import librosa  # here: it takes seconds
-
-    _, (start, end) = librosa.effects.trim(
-        samples, top_db=trim_db, frame_length=rate // 40, hop_length=rate // 160
-    )
-    margin = round(MARGIN * rate)
-    return samples[max(start - margin, 0) : end + margin]
-
-
-def check_source(path: str, hparams: HParams) -> tuple[int, Stamp]:
-    """Checks audio to convert. Returns how many samples it will have, and its stamp."""
-    header, stamp = check_header(path)
-    return round(header.frames * hparams.sampling_rate / header.samplerate), stamp
+    print(f"{folder}: {len(clips):,} clips converted")
 
 
 # Filelists
@@ -337,12 +335,12 @@ def check_source(path: str, hparams: HParams) -> tuple[int, Stamp]:
 def check_corpus(
     lines: Sequence[Line], problems: Sequence[Problem], hparams: HParams, converting: bool = False
 ) -> list[Clip]:
-    """Returns the clips of ``lines``. Raises all problems, with those of the samples unless the
-    clips are yet to be converted."""
+    """Returns the clips of ``lines``, or raises all problems."""
     any_length = dataclasses.replace(hparams, max_text_length=2**31 - 1)  # training checks it
     check_audio = check_source if converting else check_wav
     clips, of_lines = check_clips(lines, any_length, {}, check_audio)
-    of_samples = [] if converting else check_samples(clips, hparams)
+    read = (lambda clip, _: read_source(clip.path)) if converting else read_samples
+    of_samples = check_samples(clips, hparams, read)
     raise_problems([*problems, *of_lines, *of_samples])
     return clips
 
@@ -369,10 +367,6 @@ def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
 def write_filelists(clips: Sequence[Clip], hparams: HParams) -> None:
     """Writes the clips' paths and texts into the two filelists that ``hparams`` name."""
     files = hparams.training_files, hparams.validation_files
-    takes = Counter(tuple(clip.ids) for clip in clips)
-    if repeated := [n_takes for n_takes in takes.values() if n_takes > 1]:
-        texts = pluralize(len(repeated), "text")
-        print(f"note: {sum(repeated):,} clips are takes of {texts}; all of a text are in one list")
     for file, part in zip(files, split(clips), strict=True):
         rows = [f"{os.path.relpath(clip.path, hparams.data_dir)}|{clip.text}" for clip in part]
         write_lines(Path(file), rows)
@@ -383,9 +377,8 @@ def write_filelists(clips: Sequence[Clip], hparams: HParams) -> None:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Checks the corpus, converts it if asked, writes its filelists, and prints how to train on
-    it."""
-    lines, problems = read_corpus(args.corpus, args.speaker, args.table)
+    """Checks the corpus, converts it if asked, writes its filelists, and prints how to train."""
+    lines, problems = read_corpus(args.corpus, args.speaker, args.table, args.text_column)
     print(f"{args.corpus}: {pluralize(len(lines), 'clip')}")
     settings = audio_settings(args.sampling_rate) | {
         "data_dir": str(args.convert_to or args.corpus),
@@ -421,10 +414,8 @@ def print_training_command(
     """Prints how to train on a corpus of that many minutes, whose settings are ``changes``."""
     command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{name}"]
     if sampling_rate == HParams.sampling_rate and minutes < SMALL_MINUTES:
-        voice = os.path.relpath(VOICE)
-        print(
-            f"note: {pluralize(round(minutes), 'minute')} of speech: training starts from {voice}"
-        )
+        voice, speech = os.path.relpath(VOICE), pluralize(round(minutes), "minute")
+        print(f"note: {speech} of speech: training starts from {voice}")
         command += ["-c", voice, "--warm_start"]
         if "symbols" not in changes:
             changes["ignore_layers"] = ()  # the voice has the same symbols
@@ -452,8 +443,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     folder, filelist = args.convert_to, Path(f"filelists/{args.name}_train.txt")
     if not folder:
         if args.trim_db:
-            fix = "needs --convert_to, a folder for the trimmed clips"
-            raise UserError(f"--trim_db {args.trim_db}: {fix}")
+            raise UserError(f"--trim_db {args.trim_db}: needs --convert_to, for the trimmed clips")
     elif folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: already has files; give another --convert_to")
     elif folder.resolve().is_relative_to(args.corpus.resolve()):
@@ -468,6 +458,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("corpus", type=Path, metavar="DIR", help="folder of the corpus, or one of its lists")
     add("--name", required=True, help="write filelists/NAME_*.txt")
     add("--speaker", default="", help="use only lines with this field, or audio in this folder")
+    column = "the column of the texts: its name, or, without a header, its number"
+    add("--text_column", default="", metavar="COLUMN", help=column)
     rate = "sampling rate (default: %(default)s)"
     add("--sampling_rate", type=int, default=HParams.sampling_rate, metavar="HZ", help=rate)
     converted = "make a corpus of mono wavs of that rate in this new folder, and use it"

@@ -40,8 +40,11 @@ def obtain(data_dir: Path) -> Path:
     if corpus.exists():
         raise UserError(f"{corpus}: has no metadata.csv; remove it and run again")
     make_folder(data_dir, "give another --data_dir")
-    needed = EXTRACTED_SIZE + SIZE * (not archive.exists())
-    if (free := shutil.disk_usage(data_dir).free) < needed:
+    needed = EXTRACTED_SIZE
+    if not archive.exists():
+        needed += SIZE
+    free = shutil.disk_usage(data_dir).free
+    if free < needed:
         sizes = f"{needed / 1e9:.1f} GB needed and {free / 1e9:.1f} GB free"
         raise UserError(f"{data_dir}: {sizes}; free some, or give another --data_dir")
     try:  # the archive appears only once its SHA-256 is right
@@ -82,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     hparams = HParams(data_dir=str(corpus))
     files = [hparams.training_files, hparams.validation_files]
     write_filelists(corpus, files)
-    raise_problems(check_samples(load_clips("+".join(files), hparams), hparams))
+    clips = load_clips("+".join(files), hparams)
+    raise_problems(check_samples(clips, hparams))
     settings = {"data_dir": corpus, "hours": 24, "learning_rate_decay": 0.3}
     command = "python train.py -o runs/ljspeech --preset nvidia --hparams"
     print("Next (for a day; without hours=24, for the paper's 220 epochs):")

@@ -68,6 +68,9 @@ def wavs(tmp_path: Path) -> Path:
     """16 tones of 0.1 to 0.6 s, with several sampling rates; one, a flac, is in a folder below."""
     folder = tmp_path / "wavs"
     (folder / "more").mkdir(parents=True)
+    (folder / ".ipynb_checkpoints").mkdir()
+    write_tone(folder / ".ipynb_checkpoints/00-checkpoint.wav", 0.1)
+    (folder / "more/._05.FLAC").write_bytes(b"what a Mac leaves")
     for i in range(16):
         path = folder / ("more/05.FLAC" if i == 5 else f"{i:02d}.wav")
         write_tone(path, 0.1 + 0.5 * (i * 5 % 16) / 15, rate=(8000, 16000, 22050)[i % 3])
@@ -78,6 +81,7 @@ def wavs(tmp_path: Path) -> Path:
 def test_mixtures_are_random_in_epochs_and_the_same_for_every_batching(wavs, mismatched):
     """Split, they are pieces that have every sample once."""
     clips = enhancement.read_clips(wavs)
+    assert len(clips) == 16
     whole = enhancement.Mixtures(clips, 3, mismatched=mismatched)
     split = enhancement.Mixtures(clips, 3, longest=2500, mismatched=mismatched)
     first = whole.mixtures

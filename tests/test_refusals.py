@@ -130,7 +130,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         soundfile.write(folder / name, samples, 22050, kind)
     soundfile.write(folder / "rate.wav", TONE, 16000)
     soundfile.write(folder / "AIFF.wav", TONE, 22050, format="AIFF")
-    (folder / "link.wav").hardlink_to(folder / "11.wav")
+    (folder / "link.wav").symlink_to(folder / "11.wav")
     cut = (folder / "convert/3.flac").read_bytes()
     (folder / "convert/3.flac").write_bytes(cut[: len(cut) // 2])
     piped = bytearray((folder / "piped.flac").read_bytes())
@@ -206,7 +206,7 @@ REFUSED = {
     "synthesize.py -c tiny.pt -o new --vocoder gone Hm.": "--vocoder gone: no such file; use griff",
     "prepare_corpus.py gone --name x": "gone: no such folder; give the corpus's folder",
     "prepare_corpus.py bar --name a/b": "--name a/b: use letters, digits and . _ - only",
-    "prepare_corpus.py bar --name x --trim_db 40": "--trim_db 40.0: needs --convert_to, a folder",
+    "prepare_corpus.py bar --name x --trim_db 40": "--trim_db 40.0: needs --convert_to, for",
     "prepare_corpus.py bar --name x --trim_db 140": "--trim_db 140.0: use 0 to 120",
     "prepare_corpus.py bar --name x --convert_to full": FULL,
     "prepare_corpus.py bar --name x --convert_to bar/d": "--convert_to bar/d: is in the corpus; ",
@@ -214,9 +214,9 @@ REFUSED = {
     "prepare_corpus.py good --name old": "filelists/old_train.txt: already has 1 lines, which are ",
     "prepare_corpus.py table --name x": BAD_TABLE,
     "prepare_corpus.py bar --name x": UNPAIRED,
-    "prepare_corpus.py full --name x": "full: has no list of clips, and no sound file with a text",
-    "prepare_corpus.py bar --name x --speaker ann": "--speaker ann: bar: has no list of clips, and",
-    "prepare_corpus.py other --name x": "other: has no list of clips; give a corpus, such as other",
+    "prepare_corpus.py full --name x": "full: no sound file has a text; name the folder",
+    "prepare_corpus.py bar --name x --speaker ann": "--speaker ann: bar: no sound file has a text",
+    "prepare_corpus.py other --name x": "other: no sound file has a text; name the folder",
     "prepare_corpus.py alone --name x": "alone: no sound file has a text; name the folder that has",
     "prepare_corpus.py same --name x": "2 clips, all of one text; add clips of another text",
     "prepare_corpus.py twice --name x --convert_to d": "twice: has several clips named 1; rename",

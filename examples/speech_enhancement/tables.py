@@ -3,6 +3,7 @@
 Reads RUNS/runs/*.json; writes RUNS/table1.md, RUNS/figure4.png and RUNS/results.json.
 """
 
+import glob
 import json
 import sys
 from pathlib import Path
@@ -31,7 +32,8 @@ def with_error(runs: list[dict], name: str) -> tuple[float, float | None]:
 
 def read_runs(folder: Path) -> dict[tuple, list[dict]]:
     """Returns the results of all seeds by strategy and batch size, in the paper's order."""
-    runs = [json.loads(path.read_text()) for path in sorted(folder.glob("runs/*.json"))]
+    files = sorted(glob.glob("runs/*.json", root_dir=folder))  # without hidden ones
+    runs = [json.loads((folder / file).read_text()) for file in files]
     groups = {}
     for run in runs:
         place = list(NAMES).index(run["strategy"]), run["batch_seconds"] or 0, run["batch_size"]

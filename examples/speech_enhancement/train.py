@@ -11,6 +11,7 @@ From top to bottom: speech and noise, the mixtures, the model, the loss, one tra
 """
 
 import argparse
+import glob
 import json
 import math
 import resource
@@ -47,7 +48,9 @@ def stop(message: str) -> None:
 def read_clips(folder: Path) -> list[ndarray]:
     """Returns all wavs and flacs below ``folder`` in the order of their names, (T,) each, equally
     loud."""
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".wav", ".flac"))
+    # glob leaves out what is hidden, and follows links.
+    files = glob.glob("**", root_dir=folder, recursive=True)
+    paths = sorted(folder / file for file in files if file.lower().endswith((".wav", ".flac")))
     clips = []
     if len(paths) < 16:
         stop(f"{folder}: has {len(paths)} wavs and flacs; give a folder with at least 16")
