@@ -29,9 +29,8 @@ class StandIn:
         self.loop, self.written, self.read = loop, written, read
 
     def replay(self) -> None:
-        replace(self.loop).run(
-            self.written, *self.read
-        )  # packs the weights that are in the buffers now
+        loop = replace(self.loop)  # packs the weights that are in the buffers now
+        loop.run(self.written, *self.read)
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,11 @@
 
 import math
 import re
-from datetime import timedelta
 from pathlib import Path
-from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
-from conftest import NO_DROPOUT, TIMED, Forked, records
+from conftest import NO_DROPOUT, Forked, assert_same_run, records
 
 from cli import UserError
 from data_utils import (
@@ -22,7 +20,7 @@ from data_utils import (
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
-from training import checkpoint, distributed
+from training import checkpoint
 from training.validation import validate
 
 # What happens in rank 1 alone, before its fourth step.
@@ -106,23 +104,6 @@ def test_a_step_is_that_of_one_process_on_the_union_of_its_batches(tmp_path, set
     assert next(logged, None) is None and n_different > 0
 
 
-def test_gpus_have_a_group_of_their_own_whose_hangs_end_within_two_hours(monkeypatch):
-    """It is made after the allocator's settings, which NCCL's constructor reads."""
-    for name, value in (("SEVERAL", True), ("_store", None), ("_gpus", None)):
-        monkeypatch.setattr(distributed, name, value)
-    monkeypatch.setattr(distributed, "DistributedDataParallel", parallel := Mock())
-    monkeypatch.setattr(torch.distributed, "init_process_group", Mock())
-    monkeypatch.setattr(torch.distributed, "new_group", new_group := Mock())
-    monkeypatch.setattr(torch.distributed, "rendezvous", lambda *_, **__: iter([(Mock(), 0, 2)]))
-    distributed.start()
-    new_group.assert_not_called()
-    model = Mock(parameters=lambda: iter([Mock(is_cuda=True)]), buffers=lambda: [MagicMock()])
-    distributed.replicate(model, MagicMock())
-    options = new_group.call_args.kwargs
-    assert options["backend"] == "nccl" and options["timeout"] <= timedelta(hours=2)
-    assert parallel.call_args.kwargs["process_group"] is new_group.return_value
-
-
 def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run):
     # Every batch is saved.
     settings += "epochs=2,epochs_per_validation=1,checkpoint_minutes=1e-9,keep_checkpoints=99"
@@ -141,14 +122,7 @@ def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run
         run("broken", "", "--resume")
     statuses, output, _ = processes(3, broken, "", "--resume")
     assert statuses == {0}, output
-    logs = [
-        [{k: v for k, v in line.items() if k not in TIMED} for line in records(folder)]
-        for folder in (whole, broken)
-    ]
-    assert logs[0] == [line for line in logs[1] if line["event"] != "start" or line["step"] == 0]
-    (_, ours), (_, theirs) = map(checkpoint.load_newest, (broken, whole))
-    for name, weight in theirs["state_dict"].items():
-        assert torch.equal(ours["state_dict"][name], weight), name
+    assert_same_run(whole, broken)
 
     statuses, output, _ = processes(2, broken, "", "--resume")
     assert statuses == {0} and output.count("2 epochs of 2 done") == 1
@@ -159,7 +133,7 @@ def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run
     dataset = MelDataset(clips, open_mels(clips, hparams), 2)
     batches = validation_batches(clips, hparams)
     model = Tacotron2(hparams)
-    checkpoint.load_weights(model, theirs, whole)
+    checkpoint.load_weights(model, checkpoint.load_newest(whole)[1], whole)
     expected, _ = validate(model, dataset, batches, Tacotron2Loss())
     *_, last = records(whole, "validation")
     for name, value in expected.items():

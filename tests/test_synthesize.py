@@ -62,21 +62,13 @@ def test_a_text_without_punctuation_gets_a_full_stop_if_the_model_knows_it(
         speak(path, text, "--hparams", "max_decoder_steps=20")
         return (tmp_path / "speech" / "1.npy").read_bytes()
 
-    def without(unknown: str) -> Path:
-        """A model that was trained on no text with these symbols."""
-        model = load_model(trained)
-        with torch.no_grad():
-            model.embedding.weight[text_to_sequence(unknown, [])] = 0
-        return save_model(tmp_path / "other.pt", model)
-
     assert mel(trained, "One tone") == mel(trained, "One tone.") != mel(trained, "One tone!")
     assert mel(trained, "One {T OW1 N}") == mel(trained, "One {T OW1 N}.")
-    assert mel(without("?!"), "One tone?!") == mel(without("?!"), "One tone.")
-    path = without("?!.")
+    model = load_model(trained)
+    with torch.no_grad():  # as if it was trained on no text with these symbols
+        model.embedding.weight[text_to_sequence("?!.", [])] = 0
+    path = save_model(tmp_path / "other.pt", model)
     assert mel(path, "One tone") == mel(path, "One tone.")
-    model = load_model(path, max_decoder_steps=20)
-    [(_, spoken)] = speech.speak(model, [check_text("One tone", model.hparams)])
-    assert torch.equal(torch.from_numpy(np.load(tmp_path / "speech" / "1.npy")), spoken.mel)
 
 
 def test_without_options_the_voice_of_this_repository_speaks(tmp_path, capsys, monkeypatch):
@@ -147,7 +139,6 @@ def test_between_the_pieces_of_a_text_is_a_pause(speak, trained, tmp_path):
     assert mel.shape == (10, 4 * 9 + 3 * pause)
     assert (mel[:, 9 : 9 + pause] == np.float32(np.log(1e-5))).all()
     samples, _ = soundfile.read(tmp_path / "speech" / "1.wav")
-    assert len(samples) == (mel.shape[1] - 1) * 276
     assert not samples[8 * 276 : (9 + pause) * 276].any() and samples[: 8 * 276].any()
 
 
