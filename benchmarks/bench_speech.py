@@ -19,6 +19,7 @@ recordings' row has the judges' own errors. docs/speech.md has the numbers.
 
 import importlib.util
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -172,7 +173,7 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
     checkpoint = "or the folder of a run, whose newest one is meant; with --texts, folders of wavs"
     add("paths", nargs="+", type=Path, metavar="CHECKPOINT", help=checkpoint)
@@ -181,7 +182,7 @@ def main() -> None:
     )
     add("--texts", type=Path, metavar="FILE", help=texts)
     recogniser = "a Whisper model of English, which is downloaded, or a folder with one (tiny.en)"
-    add("--recogniser", default="", metavar="NAME", help=recogniser)
+    add("--recogniser", type=os.path.expanduser, default="", metavar="NAME", help=recogniser)
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
     smooth = "judge mels as smooth as the models predict them"
     add("--as_predicted", action="store_true", help=smooth)
@@ -197,6 +198,8 @@ def main() -> None:
         if not args.texts.is_file():
             raise UserError(f"--texts {args.texts}: no such file; give one with a text a line")
         lines = read_lines(args.texts)
+        if not lines:
+            raise UserError(f"--texts {args.texts}: has no text; write one a line")
         texts = [line for _, line in lines]
         names = [location.rpartition(":")[2] for location, _ in lines]  # line numbers
         to_judge = (wavs_to_judge(folder, names) for folder in args.paths)

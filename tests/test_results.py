@@ -169,7 +169,7 @@ def test_what_cannot_be_read_is_named(tmp_path, printed):
         printed(tmp_path)
     path = write_run(tmp_path)
     (path / "metrics.jsonl").write_text("5\n")
-    with pytest.raises(UserError, match=rf"^{path}/metrics.jsonl: cannot be read .*; name ano"):
+    with pytest.raises(UserError, match=rf"^{path}/metrics.jsonl:1: cannot be read .*; mend it"):
         printed(tmp_path)
 
 
