@@ -419,7 +419,8 @@ def main() -> None:
     add("--frames", type=positive, nargs="+", default=[200, 400, 800], metavar="T")
     default = "default: each without options"
     add("--implementations", nargs="+", choices=implementations, metavar="NAME", help=default)
-    add("--nvidia", default="", metavar="DIR", help="a clone of github.com/NVIDIA/tacotron2")
+    clone = "a clone of github.com/NVIDIA/tacotron2"
+    add("--nvidia", type=os.path.expanduser, default="", metavar="DIR", help=clone)
     rounds = "timed steps, or epochs (%(default)s)"
     add("--rounds", type=positive, default=20 if cuda else 3, help=rounds)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the model")

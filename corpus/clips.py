@@ -125,13 +125,14 @@ def read_clips(
     lines, problems = [], []
     for name, folder in zip(split_names(filelists), folders, strict=True):
         rows = [(where, line, line.split("|")) for where, line in read_lines(name)]
-        if not all(os.path.isabs(row[0].strip()) for _, _, row in rows):
+        if not all(row[0].lstrip().startswith(("/", "~")) for _, _, row in rows):
             check_folder(folder, hparams)
         width = mode(len(row) for _, _, row in rows) if rows else 2
         for location, line, row in rows:
             path, text = map(str.strip, (row * 2)[:2])
             if path and (len(row) == 2 or len(row) == width == 3) and "\0" not in line:
-                lines.append(Line(location, os.path.join(folder, path), text))
+                path = os.path.join(folder, os.path.expanduser(path))
+                lines.append(Line(location, path, text))
             else:
                 fix = "write a path, one |, and the text"
                 message = f"{line.strip()[:60]!r} is not path|text; {fix}"
@@ -171,7 +172,8 @@ def check_folder(folder: str, hparams: HParams) -> None:
 
 def split_names(setting: str) -> list[str]:
     """Returns the paths that a setting joins by ``+``. If it exists as it is, it is one path."""
-    return [setting] if os.path.exists(setting) else [name.strip() for name in setting.split("+")]
+    names = [setting] if os.path.exists(os.path.expanduser(setting)) else setting.split("+")
+    return [os.path.expanduser(name.strip()) for name in names]
 
 
 def read_lines(file: str | Path) -> list[tuple[str, str]]:
