@@ -203,7 +203,7 @@ def plan_batches(
         capacity = batch_size * longest
     elif not dynamic_batch_size:
         raise ValueError(f"capacity={capacity}: set dynamic_batch_size=True, which reads it")
-    elif capacity < longest:
+    elif not capacity >= longest:  # also nan
         raise ValueError(
             f"capacity={capacity}: clip {lengths.argmax()} has length {longest}; use at least that "
             "capacity, or leave out longer clips"

@@ -7,8 +7,10 @@ if sys.platform == "win32":
     sys.exit(2)
 
 import argparse
+import atexit
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,10 +47,17 @@ def exit_on_user_error(
         reports: whether this process prints the message.
         end: ends the process with the exit status.
     """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: the next file that is opened would get its number
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115, until the process ends
     # Log files get each line at once. Characters that their encoding lacks are escaped.
-    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
+    if hasattr(sys.stdout, "reconfigure"):  # not in a notebook
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     message, status = "", 0
     try:
+        if sys.getfilesystemencoding() == "ascii":  # only with PYTHONUTF8=0
+            raise UserError("names and texts need more than this locale's ASCII; set PYTHONUTF8=1")
+        set_numba_cache()
         main()
     except UserError as error:
         message, status = f"error: {error}", 2
@@ -73,19 +82,41 @@ def exit_on_user_error(
     end(status)
 
 
+def set_numba_cache() -> None:
+    """Gives numba, which librosa needs, a folder for what it compiles: in the user's folder for
+    caches, or, if that cannot be written, a temporary one."""
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.environ.get("NUMBA_CACHE_DIR") or f"{caches}/numba"
+    try:
+        folder = Path(folder).expanduser()
+        make_folder(folder)
+    except (UserError, RuntimeError):  # RuntimeError: there is no home
+        folder = tempfile.mkdtemp(prefix="numba")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+
+
 # Arguments
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's parser, which shows a description as written, takes no abbreviations, and raises
-    :class:`UserError`."""
+    """argparse's parser, which shows a description as written, takes no abbreviations, reads paths
+    by :func:`expand_path`, and raises :class:`UserError`."""
 
     def __init__(self, **options: Any) -> None:
         as_written = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=as_written, allow_abbrev=False, **options)
+        self.register("type", Path, expand_path)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help shows the arguments")
+
+
+def expand_path(path: str | Path) -> Path:
+    """Returns a path, where ~ at the start is the home folder."""
+    if path == "":
+        raise argparse.ArgumentTypeError("is empty; name a file or a folder")
+    return Path(os.path.expanduser(path))
 
 
 def positive(text: str) -> int:

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from batching import STRATEGIES, EpochBatchSampler, plan_batches
-from cli import UserError, make_folder, replace_file
+from cli import UserError, expand_path, make_folder, replace_file
 from corpus.audio import MelSpectrogram
 from corpus.clips import (
     Clip,
@@ -249,7 +249,7 @@ class MelCache:
     """
 
     def __init__(self, hparams: HParams) -> None:
-        self.folder, self.n_mels = Path(hparams.mel_cache_dir), hparams.n_mel_channels
+        self.folder, self.n_mels = expand_path(hparams.mel_cache_dir), hparams.n_mel_channels
         self.audio = [MEL_VERSION, *(getattr(hparams, name) for name in AUDIO)]
 
     def path(self, clip: Clip) -> Path:

@@ -10,6 +10,7 @@ strategies", Interspeech 2021).
 import ast
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -89,7 +90,7 @@ class HParams:
     )
     max_text_length: int = _above_0(500, "longest text allowed, in symbols")
     cache_mels: bool = _setting(True, "keep computed mels on disk; False computes them every time")
-    mel_cache_dir: str = _setting("mel_cache", "folder for the cached mels")
+    mel_cache_dir: str = _setting("mel_cache", "folder for the cached mels", bool, "name a folder")
     num_workers: int = _above_0(1, "threads that compute mels, with cache_mels=False")
 
     # Audio
@@ -336,6 +337,7 @@ def read_symbols(file: str) -> str:
     Raises:
         UserError: it cannot be read, has no characters, or one that cannot be a symbol.
     """
+    file = os.path.expanduser(file)
     try:
         characters = re.sub("[\r\n]", "", Path(file).read_bytes().decode("utf-8-sig"))
         check_alphabet(characters)

@@ -69,6 +69,7 @@ def train(args: argparse.Namespace) -> None:
         is_begun = start.holds_run(folder)
         if is_begun and not args.resume:
             raise UserError(f"{folder}: holds a run; --resume it, or give another -o")
+        logger.check_log_dir(log_dir, folder)
         if is_begun:
             origin = start.resume(folder, args.hparams, args.preset)
         elif args.checkpoint:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cli import UserError
+from cli import UserError, expand_path
 from corpus.audio import mel_basis
 from hparams import HParams, create_hparams, format_overrides
 
@@ -97,7 +97,7 @@ def published_weights(name: str) -> Path | None:
 def find_generator(name: str) -> Path:
     """Returns the file of published weights, or of another generator; raises :class:`UserError` if
     it is missing."""
-    file = published_weights(name) if name in PUBLISHED else Path(name)
+    file = published_weights(name) if name in PUBLISHED else expand_path(name)
     if not file:
         raise UserError(f"--vocoder {name}: is not installed; {INSTALL}")
     if not file.is_file():

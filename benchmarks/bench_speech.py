@@ -154,7 +154,7 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
     checkpoint = "or the folder of a run, whose newest one is meant; with --texts, folders of wavs"
     add("paths", nargs="+", type=Path, metavar="CHECKPOINT", help=checkpoint)
@@ -173,6 +173,8 @@ def main() -> None:
     make_folder(args.output.parent, "give another -o")
     if args.texts:
         lines = read_lines(args.texts)
+        if not lines:
+            raise UserError(f"--texts {args.texts}: has no text; write one a line")
         texts = [line for _, line in lines]
         names = [location.rpartition(":")[2] for location, _ in lines]  # line numbers
         to_judge = (wavs_to_judge(folder, names) for folder in args.paths)

@@ -30,6 +30,7 @@ or of the processor's, is a mean of differences within a round, with its standar
 import importlib
 import math
 import multiprocessing
+import os
 import re
 import sys
 import time
@@ -342,7 +343,8 @@ def main() -> None:
     add("--frames", type=positive, nargs="+", default=[400], metavar="T")
     default = "default: nvidia if there is a clone, reference, scan, and on a GPU eager"
     add("--implementations", nargs="+", default=[], metavar="NAME", help=default)
-    add("--nvidia", default="", metavar="DIR", help="a clone of github.com/NVIDIA/tacotron2")
+    clone = "a clone of github.com/NVIDIA/tacotron2"
+    add("--nvidia", type=os.path.expanduser, default="", metavar="DIR", help=clone)
     rounds = "timed steps, or epochs (%(default)s)"
     add("--rounds", type=positive, default=20 if cuda else 3, help=rounds)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the model")

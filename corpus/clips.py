@@ -128,14 +128,15 @@ def read_clips(
         for location, line in read_lines(name):
             fields = [field.strip() for field in line.split("|")]
             rows.append((location, fields))
-        if not all(os.path.isabs(row[0]) for _, row in rows):
+        if not all(row[0].startswith(("/", "~")) for _, row in rows):
             check_folder(folder, hparams)
         has_speakers = bool(rows) and mode(len(row) for _, row in rows) == 3
         widths = (2, 3) if has_speakers else (2,)
         for location, row in rows:
             content = "|".join(row)
             if len(row) in widths and row[0] and "\0" not in content:
-                lines.append(Line(location, os.path.join(folder, row[0]), row[1]))
+                path = os.path.join(folder, os.path.expanduser(row[0]))
+                lines.append(Line(location, path, row[1]))
             else:
                 fix = "write a path, one |, and the text"
                 message = f"{content[:60]!r} is not path|text; {fix}"
@@ -175,7 +176,8 @@ def check_folder(folder: str, hparams: HParams) -> None:
 
 def split_names(setting: str) -> list[str]:
     """Returns the paths that a setting joins by ``+``. If it exists as it is, it is one path."""
-    return [setting] if os.path.exists(setting) else [name.strip() for name in setting.split("+")]
+    names = [setting] if os.path.exists(os.path.expanduser(setting)) else setting.split("+")
+    return [os.path.expanduser(name.strip()) for name in names]
 
 
 def read_lines(file: str | Path) -> list[tuple[str, str]]:

@@ -58,6 +58,8 @@ def read_lengths(path: Path, hparams: HParams) -> ndarray:
         UserError: the file cannot be read, a clip has a problem, or a line has no length.
     """
     lines = read_lines(path)
+    if not lines:
+        raise UserError(f"{path}: has no lengths; write a number a line, or the lines path|text")
     if "|" in lines[0][1]:
         return np.array([clip.n_frames for clip in load_clips(str(path), hparams)])
     values = []
@@ -220,7 +222,7 @@ def draw_all(samples: list[ndarray], folder: Path, settings: dict[str, float]) -
 
 
 def parse_args(argv: Sequence[str] | None) -> Namespace:
-    parser = ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
     source = (
         "a file of numbers, one a line (frames, or seconds, which become frames of 10 ms), or a "

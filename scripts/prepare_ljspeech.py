@@ -78,7 +78,7 @@ def write_filelists(corpus: Path, files: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(description=__doc__)
     extract = f"extract LJSpeech into DIR, from DIR/{ARCHIVE} or a download (needs 6.6 GB)"
     parser.add_argument("--data_dir", type=Path, required=True, metavar="DIR", help=extract)
     corpus = obtain(parser.parse_args(argv).data_dir)

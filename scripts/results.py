@@ -82,16 +82,21 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 
 def read_run(folder: Path) -> Run:
     """Reads a run's settings and records, without a last line that is still being written."""
-    file = folder / "hparams.json"
+    place = folder / "hparams.json"
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(place.read_text(encoding="utf-8"))
         batching = Batching(*(settings[name] for name in Batching._fields))
-        file = folder / "metrics.jsonl"
-        lines = file.read_text(encoding="utf-8").split("\n")[:-1]
-        records = [record for record in map(json.loads, lines) if record["event"] != "step"]
+        place, records = folder / "metrics.jsonl", []
+        lines = place.read_text("utf-8", "backslashreplace").split("\n")[:-1]
+        for number, line in enumerate(lines, 1):
+            place = f"{folder}/metrics.jsonl:{number}"
+            record = json.loads(line)
+            if record["event"] != "step":
+                records.append(record)
         records = pd.DataFrame(records, columns=RECORDED, dtype=object)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file}: cannot be read ({error!r}); name another run") from None
+        problem = f"{place}: cannot be read ({error!r})"
+        raise UserError(f"{problem}; mend it, or name another run") from None
     records.index = records.epoch.astype(int) + 1
     for name in STARTED:
         values = records[name][records.event == "start"]

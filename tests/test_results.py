@@ -159,7 +159,7 @@ def test_runs_of_so_many_hours_are_compared_at_their_own_ends(tmp_path, printed)
 def test_a_run_that_cannot_be_read_is_named(tmp_path, printed):
     path = write_run(tmp_path)
     (path / "metrics.jsonl").write_text("5\n")
-    with pytest.raises(UserError, match=rf"^{path}/metrics.jsonl: cannot be read .*; name ano"):
+    with pytest.raises(UserError, match=rf"^{path}/metrics.jsonl:1: cannot be read .*; mend it"):
         printed(tmp_path)
 
 

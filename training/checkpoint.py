@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cli import DISK_FULL, UserError, replace_file
+from cli import DISK_FULL, UserError, expand_path, replace_file
 from training import distributed
 from training.device import is_out_of_memory
 
@@ -40,7 +40,7 @@ def find_checkpoints(folder: Path) -> list[Path]:
 def find_checkpoint(path: str | Path) -> Path:
     """Returns the newest checkpoint of a run if ``path`` is its folder, or the best if it has no
     other; else ``path``."""
-    path = Path(path)
+    path = expand_path(path)
     return next(iter([*find_checkpoints(path), *path.glob(BEST), path]))
 
 

@@ -3,6 +3,7 @@
 They use matplotlib's object interface, which has no global state and needs no display.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from model import end_probability
 from training.validation import Sample
 
 MAX_NAMED = 60  # symbols beside a picture of attention
+# The font draws a box for each character that it lacks, and would warn of each in each picture.
+warnings.filterwarnings("ignore", "Glyph .* missing from")
 
 
 def draw_alignment(

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import chain
@@ -21,7 +22,7 @@ from tqdm import tqdm
 from batching import batch_statistics
 from cli import UserError, pluralize, replace_file
 from corpus.clips import Clip
-from data_utils import Data
+from data_utils import Data, batch_capacity
 from hparams import HParams
 from model import Tacotron2
 from training.device import training_conditions
@@ -31,6 +32,7 @@ from training.schedule import Fall, Progress
 from training.validation import Sample
 from vocoder import Vocoder
 
+OUTLIER = 5  # times the mean: DBS makes few large batches if the longest clip exceeds this
 # TensorBoard's tab Custom Scalars: what to look at first. Over epochs, so that strategies compare.
 CHARTS = {
     "Learning": {
@@ -90,6 +92,13 @@ def print_summary(data: Data, model: Tacotron2, progress: Progress, source: Path
     used = training_conditions(device, model.hparams, model.decoder.implementation)
     threads = f", {pluralize(used['threads'], 'thread')}" if device.type == "cpu" else ""
     print(f"training on {used['device']}{threads}, {used['precision']}, decoder={used['decoder']}")
+    lengths, hparams = data.sampler.lengths, model.hparams
+    ratio = lengths.max() / lengths.mean()
+    if hparams.dynamic_batch_size and not batch_capacity(hparams) and ratio > OUTLIER:
+        clip = data.train_set.clips[lengths.argmax()]
+        batches = pluralize(len(data.sampler.plan), "batch", "es")
+        problem = f"is {ratio:.0f} times as long as the mean clip, so an epoch has {batches}"
+        print(f"note: {clip.location}: {problem}; split it, or leave it out")
     n_parameters = sum(p.numel() for p in model.parameters())
     done = pluralize(progress.epoch, "epoch")
     if math.isfinite(progress.end):
@@ -161,6 +170,17 @@ def report_skipped_step(
     tqdm.write(f"warning: {problem}: step skipped")
 
 
+def check_log_dir(log_dir: Path, output_dir: Path) -> str:
+    """Returns how the names of a run's TensorBoard files end. Raises :class:`UserError` if
+    ``log_dir`` has another run's, whose curves TensorBoard would drop."""
+    run = os.path.relpath(output_dir.resolve(), log_dir.resolve())  # both may be moved together
+    suffix = f".{zlib.crc32(os.fsencode(run)):08x}"
+    for file in log_dir.glob("*tfevents*"):
+        if file.suffix != suffix:
+            raise UserError(f"{log_dir}: has another run's {file.name}; give another -l")
+    return suffix
+
+
 class RunLogger:
     """Writes ``metrics.jsonl`` and ``sample/`` to ``output_dir``, TensorBoard files to ``log_dir``.
 
@@ -173,13 +193,14 @@ class RunLogger:
     def __init__(
         self, output_dir: Path, log_dir: Path, vocoder: Vocoder, progress: Progress
     ) -> None:
-        step = progress.step
+        step, suffix = progress.step, check_log_dir(log_dir, output_dir)
         self.output_dir, self.vocoder = output_dir, vocoder
         self.sample_dir = output_dir / "sample"
         self.sample_dir.mkdir(parents=True, exist_ok=True)
         self.metrics = (output_dir / "metrics.jsonl").open("ab")
         self.metrics.truncate(progress.metrics_size)
-        self.tensorboard = SummaryWriter(log_dir, purge_step=step + 1 if step else 0)
+        purge_step = step + 1 if step else 0
+        self.tensorboard = SummaryWriter(log_dir, purge_step=purge_step, filename_suffix=suffix)
         layout = {
             group: {title: ["Multiline", tags] for title, tags in charts.items()}
             for group, charts in CHARTS.items()

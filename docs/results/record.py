@@ -55,7 +55,7 @@ def speech(folder: Path) -> pd.DataFrame:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Prints the records of finished runs as CSV.")
     parser.add_argument("runs", nargs="+", type=Path, help="folders in which runs lie")
     parser.add_argument("--speech", action="store_true", help="the rows of evaluate.py")
     args = parser.parse_args()

@@ -318,7 +318,8 @@ def train(args: argparse.Namespace) -> dict:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Train a small Conv-TasNet to remove noise.")
+    parser.register("type", Path, lambda path: Path(path).expanduser())
     add = parser.add_argument
     add("wavs", type=Path, help="folder of wavs of any sampling rate, and of folders with wavs")
     add("-o", "--output", type=Path, required=True, help="result file (json)")
