@@ -22,7 +22,7 @@ import data_utils
 from batching import STRATEGIES, EpochBatchSampler, batch_statistics, deal_batches, plan_batches
 from hparams import HParams
 
-law = hypothesis.settings(max_examples=200)
+law = hypothesis.settings(max_examples=300)
 
 IN_ORDER = {"batch_randomization": False}
 

@@ -101,10 +101,12 @@ def test_requirements_list_what_is_imported_and_nothing_else():
 
 
 def test_scripts_say_that_there_is_no_python_of_the_name_in_python(tmp_path):
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        (tmp_path / name).touch()
     command = ["bash", "-c", f"source '{ROOT}/scripts/venv.sh'"]
     environment = {**os.environ, "CI": "", "PYTHON": "python0"}
     options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
     ended = subprocess.run(command, **options)
     message = "error: python0: no such program; set PYTHON to Python 3.10 or newer\n"
     assert (ended.returncode, ended.stdout + ended.stderr) == (2, message)
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / ".venv").exists()

@@ -170,8 +170,9 @@ def test_speech_is_the_mean_of_several_readings(monkeypatch):
 def test_a_clip_has_ended_unless_it_goes_on_in_each_of_the_last_steps():
     """With one step, this is NVIDIA's rule. A little doubt in every step of a long clip ends none,
     and a clip that has ended does not go on."""
-    p = torch.tensor([[0.1] * 9, [0.45, 0.0, 0.2, 0.9, 0.0, 0.0, 0.0, 0.0, 1.0], [0.0] * 9])
-    for n, expected in ((1, [9, 3, 9]), (3, [9, 2, 9]), (40, [6, 2, 9])):
+    late = [0.45, 0.0, 0.2, 0.9, 0.0, 0.0, 0.0, 0.0, 1.0]
+    p = torch.tensor([[0.1] * 9, [0.3] * 9, late, [0.0] * 9])
+    for n, expected in ((1, [9, 9, 3, 9]), (3, [9, 1, 2, 9]), (40, [6, 1, 2, 9])):
         ended = model_module.has_ended(torch.logit(p, eps=1e-7), HParams(end_steps=n))
         assert (~ended).sum(1).tolist() == expected
         doubt = torch.logit(torch.full((1, 2000), 0.01))

@@ -93,13 +93,18 @@ def test_tables_2_to_4_have_the_means_over_seeds_beside_the_papers(tmp_path, pri
 
 
 def test_losses_are_smoothed_at_the_papers_stages_as_far_as_they_are_known(tmp_path):
-    def stages(losses: list[float], **settings: object) -> list[float]:
-        """Those of a run that was validated every two epochs."""
+    def stages(losses: list[float], start: int = 0, **settings: object) -> list[float]:
+        """Those of a run that began at epoch ``start`` and was validated every two."""
         path = write_run(tmp_path / str(len([*tmp_path.iterdir()])), "RAND", 0, losses, **settings)
-        return results.pick_stages(results.read_run(path)).to_list()
+        run = results.read_run(path)
+        for table in (run.epochs, run.validations):
+            table.index += start
+        run = run._replace(done=run.done + start, end=run.end + start)
+        return results.pick_stages(run).to_list()
 
     line = list(range(2, 222, 2))  # so the mean of three is the middle one
-    assert stages(line)[:3] == [100, 160, 219]
+    for start in (0, 30):  # 30: from a checkpoint
+        assert stages(line, start)[:3] == [100, 160, 219]
     losses = [100.0, 90.0, 80.0, 60.0, 50.0, 40.0, 30.0, 20.0, 10.0, 8.0, 6.0]
     # After 10 epochs: 60, 50, 40; after 16: 30, 20, 10; after 22: 8, 6 and no next.
     assert stages(losses) == pytest.approx([50, 20, 7, 164 / 7])

@@ -10,6 +10,7 @@ import pytest
 import soundfile
 import soxr
 import torch
+import torch.nn.functional as F
 from conftest import ROOT
 
 import vocoder
@@ -89,13 +90,33 @@ def test_a_vocoder_takes_what_an_untrained_model_says(tmp_path, name):
             assert (np.abs(samples) <= 1).all() and (speak(mel) == samples).all()
 
 
-def test_weight_norm_is_folded_and_no_random_number_drawn(tmp_path):
+def test_a_generator_computes_what_its_layers_say(tmp_path):
+    """Transposed convolutions, and after each the mean of its residual blocks."""
     saved, mel = save_generator(tmp_path), torch.randn(1, 80, 7)
     random_state = torch.get_rng_state()
-    loaded = vocoder.load_hifigan(tmp_path / "g_1", NVIDIA).cpu()
+    loaded = vocoder.load_hifigan(tmp_path / "g_1", NVIDIA)
     assert torch.equal(torch.get_rng_state(), random_state)  # a training's, which opens one
-    torch.testing.assert_close(loaded.state_dict(), saved.state_dict())
-    assert loaded(mel).shape == (1, 7 * 256)
+    for name, weight in saved.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name].cpu(), weight)
+
+    def residual(block, x):
+        for dilated, plain, step in zip(block.convs1, block.convs2, (1, 3, 5), strict=True):
+            n = dilated.weight.size(2) // 2
+            branch = F.leaky_relu(x, 0.1)
+            branch = F.conv1d(branch, dilated.weight, dilated.bias, 1, n * step, step)
+            x = x + F.conv1d(F.leaky_relu(branch, 0.1), plain.weight, plain.bias, 1, n)
+        return x
+
+    with torch.no_grad():
+        x = saved.conv_pre(mel)
+        for i, (rate, size) in enumerate(((8, 16), (8, 16), (2, 4), (2, 4))):
+            up, blocks = saved.ups[i], saved.resblocks[2 * i : 2 * i + 2]
+            x = F.leaky_relu(x, 0.1)
+            x = F.conv_transpose1d(x, up.weight, up.bias, rate, (size - rate) // 2)
+            x = sum(residual(block, x) for block in blocks) / 2
+        expected = torch.tanh(saved.conv_post(F.leaky_relu(x, 0.01)))[:, 0]
+        torch.testing.assert_close(saved(mel), expected)
+        assert expected.shape == (1, 7 * 256)
 
 
 def test_a_generator_for_other_mels_and_what_is_none_are_refused(tmp_path):
