@@ -25,7 +25,8 @@ A_NUMBER = st.integers(0, 99) | st.integers(100, 9999)
 # What signs themselves are read as.
 READINGS = {
     "plus", "minus", "or", "times", "divided", "by", "equals", "percent", "per", "mille", "and",
-    "at", "number", "section", "degree", "degrees", "c", "f", "cent", "cents", "point", "to",
+    "at", "number", "section", "degree", "degrees", "c", "f",
+    "celsius", "fahrenheit", "cent", "cents", "point", "to",
     *(word for names in CURRENCIES.values() for word in names),
 }  # fmt: skip
 ONE_NUMBER = ",/⁄∕\u2009\u202f½³①"  # 1,000 and 1/2 are one number; ½ is one itself
@@ -91,15 +92,16 @@ READ_AS = {
     "one point five to two point five millimeters, eight to ten pm",
     "$5-$10, $5-10, 5%–10%": "five dollars to ten dollars, five to ten dollars, "
     "five percent to ten percent",
-    "555-0123": "five hundred fifty-five, zero one two three",
+    "500-1000, 2005-06": "five hundred to one thousand, two thousand five, zero six",
     "(555) 123-4567": "five five five, one two three, four five six seven",
     "1-800-555-0199": "one, eight zero zero, five five five, zero one nine nine",
-    "50％ ￥500 ＄5 ５": "fifty percent five hundred yen five dollars five",
+    "50％ ￥500 ＄5 ５：３０": "fifty percent five hundred yen five dollars five thirty",
     "₹500 ₩1 ₽3": "five hundred rupees one won three",
     "5‰ 20ºC 9˚F №5": "five per mille twenty degrees celsius nine degrees fahrenheit number five",
     "5 μg, 1 µm, 5 μF": "five micrograms, one micrometer, five micro f",
     "5G, 4K, 5 g": "five g, four k, five grams",
     "$20s and $50s": "twenties and fifties",
+    "$1M–$2M": "one million dollars-two million dollars",
     "$5m $5 m $5 bn": "five million dollars five dollars m five billion dollars",
     "World War I was, Chapter IV, Act V": "world war one was, chapter four, act five",
     "Dr Smith, St James, Main St": "doctor smith, saint james, main st",

@@ -212,7 +212,7 @@ READ_AS = {
     "Ps. 119:105 1:30:45": "ps. one hundred nineteen one hundred five one thirty forty-five",
     "-5 (-3) −2": "minus five (minus three) minus two",
     "3-4, 5 -3, —5": "three to four, five -three, --five",
-    "Call 555-555-0123.": "call five five five, five five five, zero one two three.",
+    "Call 555-0123.": "call five five five, zero one two three.",
     "No. 5, no. No.": "number five, no. no.",
     "Smith vs. Jones, e.g. at Elm Ave.": "smith versus jones, for example at elm avenue",
     "5.00 a.m., 10\u202f000, § 5, 5 × 4": "five a.m., ten thousand, section five, five times four",

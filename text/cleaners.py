@@ -23,7 +23,9 @@ from .numbers import CURRENCIES, UNREAD, expand_numbers
 from .symbols import JOINERS
 
 _CURRENCY = "".join(CURRENCIES)
-_COMPATIBLE = re.compile("[０-９Ａ-Ｚａ-ｚ％＆＋＝＠￠]|[＄￡￥￦](?=[0-9０-９])|[℃℉]")
+_COMPATIBLE = re.compile(
+    "[０-９Ａ-Ｚａ-ｚ％＆＋＝＠￠℃℉]|(?<=[０-９])[，．：／](?=[０-９])|[＄￡￥￦](?=[0-9０-９])"
+)
 _INFIX = re.compile(f"(?<=[0-9])[⁄∕~～〜](?=[0-9{_CURRENCY}])")
 _THIN_SPACE = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[\u2009\u202f][0-9]{3})+(?![0-9])")
 _SIGNS = {  # only signs with a single reading
@@ -45,7 +47,6 @@ _SIGNS = {  # only signs with a single reading
 _SIGN = f"[{''.join(_SIGNS)}]"
 _UNSPACED_SIGN = re.compile(rf"(?<=[^\s(])(?={_SIGN})|(?<={_SIGN})(?=[^\s!'(),.:;?–—-])")
 _SIGN_RANGE = re.compile(rf"(?<=[0-9][%°¢{_CURRENCY}])[-–](?=[0-9])")
-_MICRO = re.compile(r"(?<=[0-9]) ?[µμ](?=[a-zA-Z])")
 _TEMPERATURE = re.compile(r"[°º˚] ?([CF])\b", re.IGNORECASE)
 _SINGULAR = re.compile(r"(?<![\w.,])1 ?([°¢])")
 # After three or more letters it is a footnote number.
@@ -83,8 +84,7 @@ _ABBREVIATIONS = {
 _ABBREVIATION = re.compile(rf"\b({'|'.join(map(re.escape, _ABBREVIATIONS))})\.", re.IGNORECASE)
 _TITLE = re.compile(r"\b(Dr|St)(?= [A-Z])")  # British print has no full stop
 _LONE_ACCENTS = re.compile(r"(?<![^\W\d_])(?<![\u0300-\u036f])[\u0300-\u036f]+")
-_AM = re.compile(r"(?<=[0-9]) ?(?:am|AM)\b")
-_LETTER_A = re.compile(r"(?<=\w )A(?= [a-z]|[,;:!?]|$)|\bA(?=[-/&0-9])|(?<=[0-9])A\b")
+_LETTER_A = re.compile(r"(?<=\w )A(?= [a-z]|[,;:!?]|$)|\bA(?=[-+/&,0-9])|(?<=[0-9])A\b")
 _SPELLED_A = re.compile(r"\ba(?=\.(?!\.)|\))|(?<=\b[a-z]\.)a\b")
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 
@@ -152,7 +152,7 @@ def _cmudict() -> dict[str, list[list[str]]]:
 
 def _words(text: str) -> str:
     """Returns words in letters, the letter A as "ay", since CMUdict's "a" is the article."""
-    text = _LETTER_A.sub("ay", _AM.sub("a.m", text))
+    text = _LETTER_A.sub("ay", re.sub(r"(?<=[0-9]) ?(?:am|AM)\b", "a.m", text))
     return _SPELLED_A.sub("ay", english_cleaners(text))
 
 
@@ -229,7 +229,7 @@ def separate_words(text: str) -> str:
 def expand_signs(text: str) -> str:
     """Spells out signs such as %, ° and ², with spaces around them."""
     text = _SIGN_RANGE.sub(" to ", text)
-    text = _MICRO.sub(" micro ", text)
+    text = re.sub(r"(?<=[0-9]) ?[µμ](?=[a-zA-Z])", " micro ", text)
     text = _POWER.sub(_power, text)
     text = _TEMPERATURE.sub(lambda match: "° celsius" if match[1] in "cC" else "° fahrenheit", text)
     text = _SINGULAR.sub(lambda match: f"1 {_SIGNS[match[1]].removesuffix('s')}", text)

@@ -51,15 +51,15 @@ _UNIT = re.compile(
 )
 _MONTH = re.compile(r"\b(jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)\b\.?(?= [0-9])")
 _DOTTED_CLOCK = re.compile(r"(?<![0-9.])([0-9]{1,2})\.([0-5][0-9])(?= ?[ap]\.? ?m\b)")
-_TELEPHONE = re.compile(  # with an area code: without, it may be a range
-    r"(?<![\w-])(?:1-)?(?:\([0-9]{3}\) ?|[0-9]{3}[-.])[0-9]{3}[-.][0-9]{4}(?![\w-])"
+_TELEPHONE = re.compile(  # with an area code, or a zero that no range has
+    r"(?<![\w-])(?:(?:1-)?(?:\(\d{3}\) ?|\d{3}[-.])\d{3}[-.]\d{4}|\d{3}-0\d{3})(?![\w-])", re.ASCII
 )
 _RANGE = re.compile(
     rf"(?<![\w.,-])({_CURRENCY}?)({_N}(?:\.[0-9]+)?)-({_CURRENCY}?)((?!0[0-9]){_N}(?:\.[0-9]+)?)"
     r"(?![/-]|[.,]?[0-9]|(?:st|nd|rd|th)\b)"
 )
 # Without a space, as other words may begin with these letters: a "$20 T-shirt".
-_SCALE = re.compile(rf"({_CURRENCY} ?{_N}(?:\.[0-9]+)?)(bn|[kmbt])(?![\w'-])")
+_SCALE = re.compile(rf"({_CURRENCY} ?{_N}(?:\.[0-9]+)?)(bn|[kmbt])(?![\w']|-[a-z])")
 _PAUSE = re.compile(rf"(?<=[0-9])(?:-|({UNREAD}+))(?={_CURRENCY}?\.?[0-9])")
 _CLOCK = re.compile(  # 12:30, but not 3:1, 12:75 or 1:30:45
     r"(?<![0-9:.,])([01]?[0-9]|2[0-4]):([0-5][0-9])(?![:.,]?[0-9])"
