@@ -18,7 +18,7 @@ from typing import Any
 
 from batching import STRATEGIES, read_batching
 from cli import UserError, why_not_utf8
-from text import alphabet, check_alphabet
+from text.symbols import alphabet, check_alphabet
 
 CLEANERS = ("english_cleaners",)
 SPEAK_TEXTS = ("Speech appears, slowly.", "Is it clear now?")

@@ -61,8 +61,9 @@ from corpus.clips import (
     write_lines,
 )
 from hparams import HParams, audio_settings, format_overrides
-from text import alphabet, check_alphabet, clean_text
+from text import clean_text
 from text.cleaners import CLEANERS, TRAINING, unknown_words
+from text.symbols import alphabet, check_alphabet
 
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 VOICE = TRAIN.parent / "voices" / "kathleen.pt"

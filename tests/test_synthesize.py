@@ -19,7 +19,8 @@ from hparams import create_hparams
 from model import N_READINGS, Tacotron2
 from scripts import synthesize
 from speech import load_model
-from text import symbols, text_to_sequence
+from text import text_to_sequence
+from text.symbols import symbols
 
 
 @pytest.fixture

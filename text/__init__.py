@@ -16,21 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from .cleaners import CLEANERS, SPELLED, TRAINING
-from .symbols import ARPABET_MARK, PAD, PHONES, alphabet, arpabet, check_alphabet, symbols
-
-__all__ = [
-    "alphabet",
-    "check_alphabet",
-    "clean_text",
-    "sequence_to_text",
-    "spelled",
-    "symbol_names",
-    "symbols",
-    "text_to_sequence",
-    "training_cleaners",
-    "unknown_characters",
-    "written_words",
-]
+from .symbols import ARPABET_MARK, PAD, PHONES, alphabet, arpabet
 
 # Empty braces are ordinary (and unknown) characters.
 _BRACES = re.compile(r"\{\s*([^{}\s][^{}]*)\}")
@@ -95,14 +81,17 @@ def unknown_characters(text: str, cleaners: Sequence[str], symbols: str = "") ->
     """
     unknown, known, cleaners = set(), _ids(symbols), spelled(cleaners)
     for characters, _ in _pieces(text, symbols):
-        left_out = set(_clean(characters, cleaners, symbols)) - known.keys()
+        cleaned = _clean(characters, cleaners, symbols)
+        words, left_out = re.findall(r"\w+", cleaned), set(cleaned) - known.keys()
         if symbols:
             characters = unicodedata.normalize("NFC", characters)
         explained = set()
         for character in set(characters) - known.keys():
             alone = _clean(character, cleaners, symbols)
-            silent = not alone and unicodedata.category(character) not in ("Mn", "Me", "Cf")
-            if silent or not left_out.isdisjoint(alone):
+            without = _clean(characters.replace(character, " "), cleaners, symbols)
+            is_silent = not alone and re.findall(r"\w+", without) == words
+            is_silent &= unicodedata.category(character) not in ("Mn", "Me", "Cf")
+            if is_silent or not left_out.isdisjoint(alone):
                 unknown.add(character)
                 explained.update(alone)
         unknown |= left_out - explained  # as cleaned: Σ is σ alone, but ς at the end of a word
@@ -122,7 +111,7 @@ def training_cleaners(cleaners: Sequence[str]) -> list[str]:
 def written_words(text: str, cleaners: Sequence[str]) -> list[str]:
     """Returns the words of the cleaned ``text`` in letters, also those that become phones, as
     spaces separate them. A word can be empty."""
-    return re.split(r" (?![^{]*\})", clean_text(text, spelled(cleaners)))
+    return re.split(r" (?![A-Z][^{]*\})", clean_text(text, spelled(cleaners)))
 
 
 @functools.cache

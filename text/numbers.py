@@ -10,102 +10,126 @@ CURRENCIES = {  # sign: unit, units, hundredth, hundredths
     "£": ("pound", "pounds", "penny", "pence"),
     "€": ("euro", "euros", "cent", "cents"),
     "¥": ("yen", "yen", "sen", "sen"),
+    "₹": ("rupee", "rupees", "paisa", "paise"),
+    "₩": ("won", "won", "jeon", "jeon"),
 }
 _SCALES = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion", "t": "trillion"}
 _UNITS = {
     "g": "gram", "kg": "kilogram", "mg": "milligram", "lb": "pound", "lbs": "pound", "oz": "ounce",
     "km": "kilometer", "cm": "centimeter", "mm": "millimeter", "ml": "milliliter",
+    "micro g": "microgram", "micro m": "micrometer", "micro l": "microliter",
     "hz": "hertz", "khz": "kilohertz", "mhz": "megahertz", "ghz": "gigahertz",
     "mph": "mile per hour", "kph": "kilometer per hour", "km/h": "kilometer per hour",
 }  # fmt: skip
-_MONTHS = (
-    "january", "february", "march", "april", "may", "june", "july", "august", "september",
-    "october", "november", "december",
-)  # fmt: skip
+_MONTHS = "january february march april may june july august september october november december"
+_NUMERALS = "I II III IV V VI VII VIII IX X XI XII XIII XIV XV XVI XVII XVIII XIX XX"
+_RULERS = (  # and popes, by the names that have had numerals
+    "Albert|Alexander|Benedict|Charles|Edward|Elizabeth|Ferdinand|Francis|Frederick|George|Gregory|"
+    "Henry|Ivan|James|John|Leo|Louis|Mary|Napoleon|Nicholas|Paul|Peter|Philip|Pius|Richard|Robert|"
+    "Victor|William"
+)
 _DENOMINATORS = "[2-9]|10|12|16|32|64"  # of fractions; 24/7 is none
 
 # [0-9], not \d, which also matches digits of other scripts. Commas separate groups of three
 # digits, or, as in India, of two before the last three. A list such as 1,2,3 is not one number.
 _N = r"(?<![0-9])(?:(?<![0-9],)[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}(?![0-9])|[0-9]+)"
 _CURRENCY = f"[{''.join(CURRENCIES)}]"  # a currency sign
+UNREAD = r"(?:[^\w\s!'(),.:;?/-]|_)"  # a sign that the model does not read
 
-_BESIDE_LETTER = re.compile(
-    rf"(?<=[a-z])(?={_CURRENCY}?[0-9])|(?<=[0-9])(?=[a-z])(?!(?:st|nd|rd|th|s)\b)"
+# "Henry I" may be followed by more of a sentence, where I is a pronoun, and "Robert I." by a name.
+_ROMAN = re.compile(
+    rf"\b(World War|Chapter|Part|Volume|Act|{_RULERS}) (?![IVX]\. [A-Z])"
+    rf"((?!I\b){_NUMERALS.replace(' ', '|')}|I(?=[.,;:)]|$)|(?<=War )I)(?![\w'])"
 )
+_BESIDE_LETTER = re.compile(r"(?<=[a-z])(?=[0-9])|(?<=[0-9])(?=[a-z])(?!(?:st|nd|rd|th|s)\b)")
+_BESIDE_SIGN = re.compile(rf"(?<=[^\s(-])(?=[#{_CURRENCY[1:]} ?\.?[0-9])|(?<=[0-9]')(?=[0-9])")
 _FEET = re.compile(r"(?<=[0-9]) ft\.")
 _NUMBER_SIGN = re.compile(r"(?:#|\bno\.) ?(?=[0-9])")
-_THIN_SPACE = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
-_UNIT = re.compile(rf"(?<![\w.,-])(-?[0-9.,]*[0-9]) ?({'|'.join(_UNITS)})(?![\w/])")
+_UNIT = re.compile(
+    rf"(?<![\w.,])([0-9.,]*[0-9])\s?(?!(?-i:G|M[gm])\b)({'|'.join(_UNITS)})(?![\w/])",
+    re.IGNORECASE,
+)
 _MONTH = re.compile(r"\b(jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)\b\.?(?= [0-9])")
-_DATE = re.compile(r"(?<![\w.-])([0-9]{4})-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])(?![\w-])")
 _DOTTED_CLOCK = re.compile(r"(?<![0-9.])([0-9]{1,2})\.([0-5][0-9])(?= ?[ap]\.? ?m\b)")
-_TELEPHONE = re.compile(r"(?<![\w-])(?:[0-9]{3}-)?[0-9]{3}-[0-9]{4}(?![\w-])")
-_RANGE = re.compile(rf"(?<![\w.,-])({_N})[-–]({_N})(?![\w-]|[.,][0-9])")
+_TELEPHONE = re.compile(  # with an area code, or a zero that no range has
+    r"(?<![\w-])(?:(?:1-)?(?:\(\d{3}\) ?|\d{3}[-.])\d{3}[-.]\d{4}|\d{3}-0\d{3})(?![\w-])", re.ASCII
+)
+_RANGE = re.compile(
+    rf"(?<![\w.,-])({_CURRENCY}?)({_N}(?:\.[0-9]+)?)-({_CURRENCY}?)((?!0[0-9]){_N}(?:\.[0-9]+)?)"
+    r"(?![/-]|[.,]?[0-9]|(?:st|nd|rd|th)\b)"
+)
+# Without a space, as other words may begin with these letters: a "$20 T-shirt".
+_SCALE = re.compile(rf"({_CURRENCY} ?{_N}(?:\.[0-9]+)?)(bn|[kmbt])(?![\w']|-[a-z])")
+_PAUSE = re.compile(rf"(?<=[0-9])(?:-|({UNREAD}+))(?={_CURRENCY}?\.?[0-9])")
 _CLOCK = re.compile(  # 12:30, but not 3:1, 12:75 or 1:30:45
     r"(?<![0-9:.,])([01]?[0-9]|2[0-4]):([0-5][0-9])(?![:.,]?[0-9])"
     r"(?=( (?:[ap]\.? ?m\b|o'clock))?)"
 )
 _COLON = re.compile(r"(?<=[0-9]):(?=[0-9])")
 _VERSION = re.compile(r"(?<![0-9.])[0-9]+(?:\.[0-9]+){2,}")
-_FRACTION = re.compile(rf"(?<![0-9/.,])(?:({_N}) )?([0-9]{{1,2}})/({_DENOMINATORS})(?![0-9/])")
+_FRACTION = re.compile(rf"(?<![0-9/.,])(?:({_N})[ -])?([0-9]{{1,2}})/({_DENOMINATORS})(?![0-9/])")
 # A minus has no number before it: 1914-18, 3-4 and "5 -3" keep their hyphen.
 _MINUS = re.compile(rf"(?<![^\s(])(?<![0-9]\s)-(?={_CURRENCY}?\.?[0-9])")
-_SIGN_LAST = re.compile(rf"({_N}(?:\.[0-9]+)?) ?({_CURRENCY})(?! ?\.?[0-9])")
+_SIGN_LAST = re.compile(rf"({_N}(?:\.[0-9]+)?) ?({_CURRENCY})(?! ?[.,]?[0-9])")
 _MONEY = re.compile(
     rf"({_CURRENCY}) ?(?=\.?[0-9])({_N})?(?:\.([0-9]+))?"
-    r"(?:[ -]?(hundred|thousand|million|billion|trillion|k|m|bn|b|t)\b)?"
+    r"(?:[ -]?(hundred|thousand|million|billion|trillion|bn)\b)?"
 )
 _DECIMAL = re.compile(rf"(?:({_N})|(?<![\w.)]))\.([0-9]+)")
-_ORDINAL = re.compile(rf"({_N})(st|nd|rd|th)\b")
-_PLURAL = re.compile(rf"({_N})s\b")
+_ORDINAL = re.compile(rf"(?=[0-9,]{{1,{MAX_DIGITS}}}[a-z]){_N}(st|nd|rd|th)\b")
+_PLURAL = re.compile(rf"{_CURRENCY}?({_N})s\b")
 _NUMBER = re.compile(_N)
 
 
 def expand_numbers(text: str) -> str:
-    """Spells out ASCII digits and amounts of money in lower-case ``text``. Never raises."""
-    text = _THIN_SPACE.sub("", text)
-    text = _MONTH.sub(_month, text)
-    text = _DATE.sub(_date, text)
+    """Returns ``text`` in lower case, with ASCII digits in words. Never raises."""
     text = _UNIT.sub(_unit, text)
+    text = _ROMAN.sub(_roman, text).lower()
+    text = _MONTH.sub(lambda match: re.search(rf"\b{match[1][:3]}\w*", _MONTHS)[0], text)
     text = _DOTTED_CLOCK.sub(r"\1:\2", text)
-    text = _TELEPHONE.sub(lambda match: ", ".join(map(_digits, match[0].split("-"))), text)
-    text = _RANGE.sub(r"\1 to \2", text)
+    text = _TELEPHONE.sub(lambda match: ", ".join(map(_digits, _NUMBER.findall(match[0]))), text)
+    text = _RANGE.sub(_range, text)
+    text = _SCALE.sub(lambda match: f"{match[1]} {_SCALES[match[2]]}", text)
     text = _BESIDE_LETTER.sub(" ", text)  # mp3 is "mp three", not "mpthree"
+    text = _BESIDE_SIGN.sub(" ", text)
     text = _FEET.sub(" feet", text)  # elsewhere ft. is Fort
     text = _NUMBER_SIGN.sub("number ", text)
     text = _CLOCK.sub(_clock, text)
     text = _COLON.sub(" ", text)  # ratios (16:9), scores and verses (23:4)
     text = _VERSION.sub(lambda match: match[0].replace(".", " point "), text)
     text = _FRACTION.sub(_fraction, text)
+    text = _PAUSE.sub(r"\1, ", text)  # 20-3-1 is not twenty-three
     text = _MINUS.sub("minus ", text)
     text = _SIGN_LAST.sub(r"\2\1", text)
+    text = _PLURAL.sub(_plural, text)
     text = _MONEY.sub(_money, text)
     text = _DECIMAL.sub(_decimal, text)
-    text = _ORDINAL.sub(lambda match: _ordinal(match[1].replace(",", ""), match[2]), text)
-    text = _PLURAL.sub(_plural, text)
+    text = _ORDINAL.sub(lambda match: _engine().number_to_words(match[0].replace(",", "")), text)
     return _NUMBER.sub(lambda match: _cardinal(match[0]), text)
+
+
+def _roman(match: re.Match) -> str:
+    number = _NUMERALS.split().index(match[2]) + 1
+    is_ruler = match[1] in _RULERS.split("|")
+    return f"{match[1]} the {_engine().ordinal(number)}" if is_ruler else f"{match[1]} {number}"
+
+
+def _range(match: re.Match) -> str:
+    sign, first, other_sign, last = match.groups()
+    return f"{sign if other_sign else ''}{first} to {other_sign or sign}{last}"
 
 
 def _clock(match: re.Match) -> str:
     hour, minute = int(match[1]), match[2]
+    if minute == "00" and match[3]:  # 5:00 p.m.
+        return str(hour)
     if minute == "00":
-        if match[3]:  # 5:00 p.m.
-            return str(hour)
         return f"{hour} o'clock" if 1 <= hour <= 12 else f"{hour} hundred"
     return f"{hour} {minute}" if minute[0] != "0" else f"{hour} oh {minute[1]}"
 
 
-def _month(match: re.Match) -> str:
-    return next(month for month in _MONTHS if month.startswith(match[1][:3]))
-
-
-def _date(match: re.Match) -> str:
-    year, month, day = match.groups()
-    return f"{_MONTHS[int(month) - 1]} {_engine().ordinal(int(day))}, {year}"
-
-
 def _unit(match: re.Match) -> str:
-    number, unit = match[1], _UNITS[match[2]]
+    number, unit = match[1], _UNITS[match[2].lower()]
     first, *rest = unit.split(" ")
     plural = first if number == "1" or first.endswith("hertz") else f"{first}s"
     return " ".join([number, plural, *rest])
@@ -155,13 +179,6 @@ def _engine() -> Any:
     import inflect  # here: it imports more slowly than PyTorch, and few texts have digits
 
     return inflect.engine()
-
-
-@functools.lru_cache(maxsize=10_000)
-def _ordinal(number: str, suffix: str) -> str:
-    if len(number) > MAX_DIGITS:
-        return _digits(number) + suffix
-    return _engine().number_to_words(number + suffix)
 
 
 @functools.lru_cache(maxsize=10_000)
