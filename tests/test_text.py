@@ -182,7 +182,7 @@ READ_AS = {
     "2009 2010 3001": "two thousand nine twenty ten three thousand one",
     "1980s, the 1900s, 66s": "nineteen eighties, the nineteen hundreds, sixty-sixes",
     "1914-18, May 21,1999": "nineteen fourteen to eighteen, may twenty-one,nineteen ninety-nine",
-    "2021-03-04, Jan 3rd": "twenty twenty-one, zero three, zero four, january third",
+    "2021-03-04, Jan 3rd": "march fourth, twenty twenty-one, january third",
     "1st 22nd 3rd 11th 1,000th": "first twenty-second third eleventh one thousandth",
     "3.14 3.05 .5 end.5": "three point one four three point zero five point five end.five",
     "3.142 10,000.5": "three point one four two ten thousand point five",

@@ -28,7 +28,6 @@ _RULERS = (  # and popes, by the names that have had numerals
     "Henry|Ivan|James|John|Leo|Louis|Mary|Napoleon|Nicholas|Paul|Peter|Philip|Pius|Richard|Robert|"
     "Victor|William"
 )
-_DENOMINATORS = "[2-9]|10|12|16|32|64"  # of fractions; 24/7 is none
 
 # [0-9], not \d, which also matches digits of other scripts. Commas separate groups of three
 # digits, or, as in India, of two before the last three. A list such as 1,2,3 is not one number.
@@ -43,13 +42,13 @@ _ROMAN = re.compile(
 )
 _BESIDE_LETTER = re.compile(r"(?<=[a-z])(?=[0-9])|(?<=[0-9])(?=[a-z])(?!(?:st|nd|rd|th|s)\b)")
 _BESIDE_SIGN = re.compile(rf"(?<=[^\s(-])(?=[#{_CURRENCY[1:]} ?\.?[0-9])|(?<=[0-9]')(?=[0-9])")
-_FEET = re.compile(r"(?<=[0-9]) ft\.")
 _NUMBER_SIGN = re.compile(r"(?:#|\bno\.) ?(?=[0-9])")
 _UNIT = re.compile(
     rf"(?<![\w.,])([0-9.,]*[0-9])\s?(?!(?-i:G|M[gm])\b)({'|'.join(_UNITS)})(?![\w/])",
     re.IGNORECASE,
 )
 _MONTH = re.compile(r"\b(jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)\b\.?(?= [0-9])")
+_DATE = re.compile(r"(?<![\w.-])([0-9]{4})-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])(?![\w-])")
 _DOTTED_CLOCK = re.compile(r"(?<![0-9.])([0-9]{1,2})\.([0-5][0-9])(?= ?[ap]\.? ?m\b)")
 _TELEPHONE = re.compile(  # with an area code, or a zero that no range has
     r"(?<![\w-])(?:(?:1-)?(?:\(\d{3}\) ?|\d{3}[-.])\d{3}[-.]\d{4}|\d{3}-0\d{3})(?![\w-])", re.ASCII
@@ -65,9 +64,8 @@ _CLOCK = re.compile(  # 12:30, but not 3:1, 12:75 or 1:30:45
     r"(?<![0-9:.,])([01]?[0-9]|2[0-4]):([0-5][0-9])(?![:.,]?[0-9])"
     r"(?=( (?:[ap]\.? ?m\b|o'clock))?)"
 )
-_COLON = re.compile(r"(?<=[0-9]):(?=[0-9])")
 _VERSION = re.compile(r"(?<![0-9.])[0-9]+(?:\.[0-9]+){2,}")
-_FRACTION = re.compile(rf"(?<![0-9/.,])(?:({_N})[ -])?([0-9]{{1,2}})/({_DENOMINATORS})(?![0-9/])")
+_FRACTION = re.compile(rf"(?<![0-9/.,])(?:({_N})[ -])?([0-9]+)/([2-9]|1[026]|32|64)(?![0-9/])")
 # A minus has no number before it: 1914-18, 3-4 and "5 -3" keep their hyphen.
 _MINUS = re.compile(rf"(?<![^\s(])(?<![0-9]\s)-(?={_CURRENCY}?\.?[0-9])")
 _SIGN_LAST = re.compile(rf"({_N}(?:\.[0-9]+)?) ?({_CURRENCY})(?! ?[.,]?[0-9])")
@@ -86,16 +84,17 @@ def expand_numbers(text: str) -> str:
     text = _UNIT.sub(_unit, text)
     text = _ROMAN.sub(_roman, text).lower()
     text = _MONTH.sub(lambda match: re.search(rf"\b{match[1][:3]}\w*", _MONTHS)[0], text)
+    text = _DATE.sub(lambda m: f"{_MONTHS.split()[int(m[2]) - 1]} {int(m[3])}th, {m[1]}", text)
     text = _DOTTED_CLOCK.sub(r"\1:\2", text)
     text = _TELEPHONE.sub(lambda match: ", ".join(map(_digits, _NUMBER.findall(match[0]))), text)
     text = _RANGE.sub(_range, text)
     text = _SCALE.sub(lambda match: f"{match[1]} {_SCALES[match[2]]}", text)
     text = _BESIDE_LETTER.sub(" ", text)  # mp3 is "mp three", not "mpthree"
     text = _BESIDE_SIGN.sub(" ", text)
-    text = _FEET.sub(" feet", text)  # elsewhere ft. is Fort
+    text = re.sub(r"(?<=[0-9]) ft\.", " feet", text)  # elsewhere ft. is Fort
     text = _NUMBER_SIGN.sub("number ", text)
     text = _CLOCK.sub(_clock, text)
-    text = _COLON.sub(" ", text)  # ratios (16:9), scores and verses (23:4)
+    text = re.sub("(?<=[0-9]):(?=[0-9])", " ", text)  # ratios (16:9), scores and verses (23:4)
     text = _VERSION.sub(lambda match: match[0].replace(".", " point "), text)
     text = _FRACTION.sub(_fraction, text)
     text = _PAUSE.sub(r"\1, ", text)  # 20-3-1 is not twenty-three
@@ -110,8 +109,8 @@ def expand_numbers(text: str) -> str:
 
 def _roman(match: re.Match) -> str:
     number = _NUMERALS.split().index(match[2]) + 1
-    is_ruler = match[1] in _RULERS.split("|")
-    return f"{match[1]} the {_engine().ordinal(number)}" if is_ruler else f"{match[1]} {number}"
+    read = f"the {number}th" if match[1] in _RULERS.split("|") else number
+    return f"{match[1]} {read}"
 
 
 def _range(match: re.Match) -> str:
@@ -137,7 +136,7 @@ def _unit(match: re.Match) -> str:
 
 def _fraction(match: re.Match) -> str:
     whole, numerator, denominator = match.groups()
-    if not 0 < int(numerator) < int(denominator):
+    if len(numerator) > 2 or not 0 < int(numerator) < int(denominator):
         return match[0]
     part = {"2": "half", "4": "quarter"}.get(denominator)
     part = part or _engine().number_to_words(_engine().ordinal(denominator))
