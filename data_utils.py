@@ -70,7 +70,7 @@ class Data(NamedTuple):
     fingerprint: Fingerprint
 
 
-def open_data(clips: Clips, hparams: HParams, rank: int = 0, world_size: int = 1) -> Data:
+def open_data(clips: Clips, hparams: HParams, rank: int, world_size: int) -> Data:
     """Returns the data of a run, after filling the mel cache, if it is used.
 
     Args:

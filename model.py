@@ -9,6 +9,7 @@ decoder/, which computes the same faster. If you change one of them,
 ``decoder=reference``).
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from itertools import pairwise
@@ -397,7 +398,8 @@ class Tacotron2(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *options: Any, **named: Any) -> Any:
         """Loads weights as every module does, and also those that lack ``variance_gain``."""
-        weights = {"variance_gain": self.variance_gain, **state_dict}
+        weights = copy.copy(state_dict)  # with the versions of its layers
+        weights.setdefault("variance_gain", self.variance_gain)
         return super().load_state_dict(weights, *options, **named)
 
     def turn_off_dropout(self) -> None:

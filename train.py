@@ -45,18 +45,15 @@ from training.device import (
 )
 from training.schedule import Progress, learning_rate, plan_hours
 from training.stop import Stopped, StopSignals
-from training.validation import Sample, validate, warn_of_collapse
+from training.validation import LEARNED, Sample, validate, warn_of_collapse
 from vocoder import open_vocoder
-
-LEARNED = 0.5  # share of attention on the diagonal from which a model can speak
 
 
 def main() -> None:
     keep_memory()
     distributed.start()
     args = parse_args()
-    is_first = distributed.RANK == 0
-    lock = start.lock(args.output_dir, args.log_dir) if is_first else nullcontext()
+    lock = start.lock(args.output_dir, args.log_dir) if distributed.RANK == 0 else nullcontext()
     with lock, memory.explain_out_of_memory(), distributed.explain_lost_process():
         train(args)
 
@@ -73,8 +70,7 @@ def train(args: argparse.Namespace) -> None:
         if is_begun:
             origin = start.resume(folder, args.hparams, args.preset)
         elif args.checkpoint:
-            warm = args.warm_start
-            origin = start.start_from(args.checkpoint, warm, args.hparams, args.preset)
+            origin = start.start_from(args.checkpoint, args.warm_start, args.hparams, args.preset)
         elif args.resume and not (args.hparams or args.preset):
             problem = "holds no run to resume, or one stopped before its first checkpoint"
             raise UserError(f"{folder}: {problem}; give the command that starts it")
@@ -100,8 +96,7 @@ def train(args: argparse.Namespace) -> None:
         clips = data_utils.load_data(hparams)
         if is_begun:
             data_utils.check_same_data(clips, origin.state["data"], origin.source)
-        rank, world_size = distributed.RANK, distributed.WORLD_SIZE
-        data = data_utils.open_data(clips, hparams, rank, world_size)
+        data = data_utils.open_data(clips, hparams, distributed.RANK, distributed.WORLD_SIZE)
 
     # Checkpoint
     run = Run(hparams, data, model.to(device), folder, progress)
@@ -112,13 +107,13 @@ def train(args: argparse.Namespace) -> None:
         memory.try_run(model, run.loss_function, run.optimizer, data, epochs)
     if distributed.RANK == 0:  # nothing more is refused, and only now do files change
         vocoder = open_vocoder(hparams, device="cpu")  # a GPU's memory is for training
-        run.logger = logger.RunLogger(folder, log_dir, vocoder, progress)
-        run.logger.log_settings(hparams)
+        run.logger = logger.RunLogger(folder, log_dir, vocoder, progress, hparams)
+        run.logger.log_settings()
 
     # Loop
     with run.stop:
         try:
-            run.start_clock()
+            run.started_at = time.monotonic() - progress.seconds
             data.sampler.start_at(progress.epoch, progress.batch)
             logger.print_summary(data, model, progress, origin.source)
             if not is_begun:
@@ -155,7 +150,6 @@ class Run:
         self.logger: Any = logger.NoLogger()
         self.saved_at = time.monotonic()
         self.says_end = True  # after the first epoch of this process
-        self.start_clock()
 
     def connect(self) -> None:
         """Checks the fast decoder on a few frames, and connects the replicas of the model.
@@ -304,13 +298,11 @@ class Run:
         n_validations = (self.progress.epoch + 1) // hparams.epochs_per_validation
         # TensorBoard shows ten pictures of a kind: after 1, 2, 4, ... validations.
         is_shown = is_last or n_validations.bit_count() == 1
-        self.logger.log_samples(samples, step, hparams, is_shown)
+        self.logger.log_samples(samples, step, is_shown)
         if self.data.texts and (is_last or n_validations % hparams.speak_every == 0):
             texts = self.data.texts if distributed.RANK == 0 else []
             for i, spoken in speak(self.model, texts):
-                self.logger.log_speech(
-                    i, spoken.mel, spoken.alignment, spoken.symbols, step, hparams
-                )
+                self.logger.log_speech(i, spoken, step)
 
     def plan_end(self) -> bool:
         """Plans the end of a run that is limited by ``hours``, and says when training ends. Returns
@@ -324,16 +316,13 @@ class Run:
             progress.plan_fall(plan_hours(n_epochs, rest_seconds, epoch_seconds, hparams))
             is_planned = math.isfinite(progress.end)
         if is_planned:
-            self.logger.log_end(progress, hparams)
+            self.logger.log_end(progress)
         if is_planned or self.says_end:
             logger.print_end(n_epochs, progress.fall, epoch_seconds, rest_seconds)
             self.says_end = False
         return is_planned
 
     # What a stop leaves
-
-    def start_clock(self) -> None:
-        self.started_at = time.monotonic() - self.progress.seconds
 
     @property
     def seconds(self) -> float:

@@ -428,7 +428,7 @@ def print_training_command(
     else:
         if sampling_rate == HParams.sampling_rate:
             command += ["--preset", "nvidia"]  # mels that HiFi-GAN's published weights can speak
-        changes |= {"hours": 8, "learning_rate_decay": 0.3}
+        changes |= {"hours": 8, "learning_rate_decay": 0.3, "dropout_in_fall": False}
         changes |= {"n_frames_per_step": 2, "guided_attention_weight": 1}
         when = "a night"
     print(f"Next (for {when}; the newest checkpoint will speak best):")

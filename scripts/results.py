@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from batching import Batching
+from batching import Batching, read_batching
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder
 from hparams import MAY_CHANGE
 
@@ -85,7 +85,7 @@ def read_run(folder: Path) -> Run:
     place = folder / "hparams.json"
     try:
         settings = json.loads(place.read_text(encoding="utf-8"))
-        batching = Batching(*(settings[name] for name in Batching._fields))
+        batching = read_batching(str(Batching(*(settings[name] for name in Batching._fields))))
         place, records = folder / "metrics.jsonl", []
         lines = place.read_text("utf-8", "backslashreplace").split("\n")[:-1]
         for number, line in enumerate(lines, 1):

@@ -66,7 +66,7 @@ def test_the_newest_undamaged_checkpoint_is_used_or_the_best(tmp_path, capsys):
         assert load_newest(tmp_path)[0] == older[k]
         for line, path in zip(capsys.readouterr().err.splitlines(), paths[: k + 1], strict=True):
             assert line.startswith(f"warning: {path}: not a checkpoint, or damaged (")
-            assert line.endswith("; the one before it is taken")
+            assert line.endswith("; trying the one before it")
     best.unlink()
     assert load_newest(tmp_path) == (None, {})
 
@@ -80,12 +80,11 @@ def test_a_runs_folder_means_its_newest_checkpoint_or_the_best(tmp_path):
 
 
 def test_the_newest_k_and_the_best_are_kept_and_damaged_ones_count_for_none(tmp_path):
-    damaged = tmp_path / "checkpoint_00000006.pt"
-    damaged.touch()
+    (tmp_path / "checkpoint_00000006.pt").touch()  # --resume went on from an earlier one
     for step in range(1, 6):
         state = {"state_dict": {}, "step": step}
         checkpoint.save(tmp_path, step, state, is_best=step in (1, 3), n_kept=2)
-    names = [f"checkpoint_0000000{step}.pt" for step in (4, 5, 6)] + ["checkpoint_best.pt"]
+    names = [f"checkpoint_0000000{step}.pt" for step in (4, 5)] + ["checkpoint_best.pt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert load_checkpoint(tmp_path / "checkpoint_best.pt")["step"] == 3
     assert load_newest(tmp_path)[1]["step"] == 5

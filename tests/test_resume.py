@@ -338,11 +338,11 @@ def test_tensorboard_has_once_what_was_logged_again(tmp_path, tiny, no_pictures)
     attention = torch.zeros(n, len(text))
     sample = Sample(text, [*text], *torch.zeros(2, 10, n), *torch.zeros(2, n), attention)
     for step in (0, 4, 4):
-        run_logger = RunLogger(tmp_path, tmp_path, open_vocoder(tiny), Progress(step=step))
-        run_logger.log_settings(tiny)
+        run_logger = RunLogger(tmp_path, tmp_path, open_vocoder(tiny), Progress(step=step), tiny)
+        run_logger.log_settings()
         for i in range(step + 1, step + 5):
             run_logger.log("step", i // 4, i, {"loss": 1.0})
-        run_logger.log_samples({"sample": sample, "longest": sample}, step + 4, tiny)
+        run_logger.log_samples({"sample": sample, "longest": sample}, step + 4, True)
         run_logger.close()
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("training/loss")] == [*range(1, 9)]

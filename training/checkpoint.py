@@ -46,15 +46,17 @@ def find_checkpoint(path: str | Path) -> Path:
 
 def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: int) -> Path:
     """Saves the checkpoint of ``step``, and again as the best if it is, and deletes all but the
-    newest ``n_kept`` and the best. Returns its path. Rank 0 saves, and other processes wait."""
+    newest ``n_kept`` and the best, damaged ones too. Returns its path. Rank 0 saves, and other
+    processes wait."""
     path = folder / f"checkpoint_{step:08d}.pt"
     if distributed.RANK == 0:
         if is_best:  # first: if killed in between, the run validates and saves both again
             save_checkpoint(folder / BEST, state)
         save_checkpoint(path, state)
-        newest_first = find_checkpoints(folder)  # any before this one are damaged
-        for old in newest_first[newest_first.index(path) + n_kept :]:
-            old.unlink()
+        newest_first = find_checkpoints(folder)  # --resume passed over those before this one
+        kept = newest_first[newest_first.index(path) :][:n_kept]
+        for other in {*newest_first} - {*kept}:
+            other.unlink()
     distributed.barrier()
     return path
 
@@ -62,14 +64,14 @@ def save(folder: Path, step: int, state: dict[str, Any], is_best: bool, n_kept: 
 def load_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
     """Returns a run's newest undamaged checkpoint and its state, or (None, {}) if it has none.
 
-    Damaged ones are reported and left alone. The best one is used if all others are damaged.
+    Damaged ones are reported. The best one is used if all others are damaged.
     """
     for path in [*find_checkpoints(folder), *folder.glob(BEST)]:
         try:
             return path, load_checkpoint(path)
         except DamagedCheckpoint as error:
             if distributed.RANK == 0:
-                print(f"warning: {error}; the one before it is taken", file=sys.stderr)
+                print(f"warning: {error}; trying the one before it", file=sys.stderr)
     return None, {}
 
 
@@ -177,7 +179,7 @@ def load_weights(
             ``ignore_layers`` names no weight.
     """
     expected, saved = model.state_dict(), state["state_dict"]
-    ignored = set()
+    ignored = {"variance_gain"} - saved.keys()  # which other code lacks
     for layer in ignore_layers:
         inside = {name for name in {**expected, **saved} if f"{name}.".startswith(f"{layer}.")}
         if not inside:
@@ -185,7 +187,6 @@ def load_weights(
             problem = f"setting ignore_layers: the model has no '{layer}'"
             raise UserError(f"{problem}; use some of {layers}, or beginnings of weights' names")
         ignored |= inside
-    saved = {"variance_gain": expected["variance_gain"], **saved}  # which other code lacks
     weights = {name: weight for name, weight in saved.items() if name not in ignored}
     weights |= {name: weight for name, weight in expected.items() if name in ignored}
     for name in {**expected, **weights}:

@@ -51,7 +51,7 @@ def _start_cuda(device: torch.device, precision: str) -> None:
     # that grow fail in WSL (PyTorch's issue 192330). PyTorch 2.8 to 2.11 warn that this name is
     # deprecated, but the new one does nothing in 2.9 (issue 183387).
     chosen = os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-    if not chosen and not is_wsl():
+    if not chosen and "microsoft" not in platform.release().lower():  # WSL's kernel
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     # For each shape of a convolution, cuDNN makes a plan, which takes about 200 KiB of the CPU's
     # memory. By default each thread keeps the last 10,000. LJSpeech's batches are estimated to need
@@ -79,11 +79,6 @@ def _start_cuda(device: torch.device, precision: str) -> None:
         ) from None
 
 
-def is_wsl() -> bool:
-    """Returns whether this is Linux within Windows."""
-    return "microsoft" in platform.release().lower()
-
-
 @contextmanager
 def use_full_precision() -> Iterator[None]:
     """Turns TF32 off, so that validation losses compare across precisions."""
@@ -109,17 +104,15 @@ def device_name(device: torch.device) -> str:
     return f"CPU: {platform.processor() or platform.machine()}"
 
 
-def training_conditions(
-    device: torch.device, hparams: HParams, decoder: str
-) -> dict[str, str | int]:
+def training_conditions(model: torch.nn.Module) -> dict[str, str | int]:
     """Returns what must be the same in runs whose times are compared."""
-    name = device_name(device)
+    name = device_name(next(model.parameters()).device)
     return {
         "device": f"{WORLD_SIZE} x {name}" if SEVERAL else name,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "decoder": decoder,
-        "precision": hparams.precision,
+        "decoder": model.decoder.implementation,
+        "precision": model.hparams.precision,
     }
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import soundfile
 import torch
 from matplotlib.image import imsave
-from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -89,7 +88,7 @@ def print_summary(data: Data, model: Tacotron2, progress: Progress, source: Path
         title = f"epoch {progress.epoch + 1}"
         print(f"note: {title} repeats {batches}, so that all processes have equally many")
     device = next(model.parameters()).device
-    used = training_conditions(device, model.hparams, model.decoder.implementation)
+    used = training_conditions(model)
     threads = f", {pluralize(used['threads'], 'thread')}" if device.type == "cpu" else ""
     print(f"training on {used['device']}{threads}, {used['precision']}, decoder={used['decoder']}")
     lengths, hparams = data.sampler.lengths, model.hparams
@@ -191,10 +190,15 @@ class RunLogger:
     """
 
     def __init__(
-        self, output_dir: Path, log_dir: Path, vocoder: Vocoder, progress: Progress
+        self,
+        output_dir: Path,
+        log_dir: Path,
+        vocoder: Vocoder,
+        progress: Progress,
+        hparams: HParams,
     ) -> None:
         step, suffix = progress.step, check_log_dir(log_dir, output_dir)
-        self.output_dir, self.vocoder = output_dir, vocoder
+        self.output_dir, self.vocoder, self.hparams = output_dir, vocoder, hparams
         self.sample_dir = output_dir / "sample"
         self.sample_dir.mkdir(parents=True, exist_ok=True)
         self.metrics = (output_dir / "metrics.jsonl").open("ab")
@@ -220,13 +224,13 @@ class RunLogger:
         for name, value in values.items():
             self.tensorboard.add_scalar(f"{folder}/{name}", value, x)
 
-    def log_settings(self, hparams: HParams) -> None:
+    def log_settings(self) -> None:
         """Logs the settings of this start: to hparams.json, and to TensorBoard as a table, those
         that are not the defaults first."""
         with replace_file(self.output_dir / "hparams.json") as file:
-            file.write((json.dumps(vars(hparams), indent=2) + "\n").encode())
+            file.write((json.dumps(vars(self.hparams), indent=2) + "\n").encode())
         lines, default = ["| setting | value | default |", "|---|---|---|"], vars(HParams())
-        settings = sorted(vars(hparams).items(), key=lambda pair: pair[1] == default[pair[0]])
+        settings = sorted(vars(self.hparams).items(), key=lambda pair: pair[1] == default[pair[0]])
         for name, value in settings:
             usual = "" if value == default[name] else f"`{default[name]}`"
             lines.append(f"| `{name}` | `{value}` | {usual} |")
@@ -234,8 +238,7 @@ class RunLogger:
 
     def log_conditions(self, progress: Progress, data: Data, model: Tacotron2) -> None:
         """Logs what must be the same in runs whose times, or validation losses, are compared."""
-        device = next(model.parameters()).device
-        values = training_conditions(device, model.hparams, model.decoder.implementation)
+        values = training_conditions(model)
         for name, dataset in ("training", data.train_set), ("validation", data.val_set):
             values[f"{name}_frames"] = sum(clip.n_frames for clip in dataset.clips)
         self.write("start", progress.epoch, progress.step, values)
@@ -249,11 +252,11 @@ class RunLogger:
         text = f"{values}: {', '.join(clips)}"
         self.tensorboard.add_text("training/bad_step", text, step)
 
-    def log_end(self, progress: Progress, hparams: HParams) -> None:
+    def log_end(self, progress: Progress) -> None:
         """Logs the end that was planned for a run that is limited by ``hours``."""
-        record = {"hours": hparams.hours, "epochs": progress.end}
+        record = {"hours": self.hparams.hours, "epochs": progress.end}
         self.write("end", progress.epoch, progress.step, record)
-        if hparams.learning_rate_decay and progress.falls_from == progress.end:
+        if self.hparams.learning_rate_decay and progress.falls_from == progress.end:
             tqdm.write("note: no time was left for the learning rate to fall; set more hours")
 
     def write(self, event: str, epoch: int, step: int, values: dict[str, Any]) -> None:
@@ -272,9 +275,7 @@ class RunLogger:
         self.tensorboard.flush()
         return self.metrics.tell()
 
-    def log_samples(
-        self, samples: dict[str, Sample], step: int, hparams: HParams, to_tensorboard: bool = True
-    ) -> None:
+    def log_samples(self, samples: dict[str, Sample], step: int, to_tensorboard: bool) -> None:
         """Logs pictures and audio of ``samples``: those of "sample" to files, and all of them to
         TensorBoard, the first time and if ``to_tensorboard``. They are the same clips each time:
         their texts and target audio are logged once, at step 0, which no resume drops.
@@ -282,20 +283,14 @@ class RunLogger:
         first, self.has_targets = not self.has_targets, True
         if first or to_tensorboard:
             for name, sample in samples.items():
-                self._log_sample(name, sample, step, hparams, first, self.tensorboard)
+                self._log_sample(name, sample, step, first, self.tensorboard)
         else:
-            self._log_sample("sample", samples["sample"], step, hparams, first, NoLogger())
+            self._log_sample("sample", samples["sample"], step, first, NoLogger())
 
     def _log_sample(
-        self,
-        name: str,
-        sample: Sample,
-        step: int,
-        hparams: HParams,
-        first: bool,
-        tensorboard: Any,
+        self, name: str, sample: Sample, step: int, first: bool, tensorboard: Any
     ) -> None:
-        rate = hparams.sampling_rate
+        hparams, rate = self.hparams, self.hparams.sampling_rate
         hop_seconds = hparams.hop_length / rate
         figures = {
             "alignment": draw_alignment(sample.alignment, sample.text, sample.symbols, hop_seconds),
@@ -317,21 +312,15 @@ class RunLogger:
             if name == "sample":
                 write_wav(self.sample_dir / f"{kind}.wav", sound, rate)
 
-    def log_speech(
-        self,
-        i: int,
-        mel: Tensor,
-        alignment: Tensor,
-        symbols: Sequence[str],
-        step: int,
-        hparams: HParams,
-    ) -> None:
+    def log_speech(self, i: int, spoken: Any, step: int) -> None:
         """Logs the free-running speech of text ``i`` to TensorBoard and to ``sample/step_STEP_I``,
         counted from 1."""
-        name, text = f"speech/{i + 1}", hparams.speak_texts[i]
+        name, text = f"speech/{i + 1}", self.hparams.speak_texts[i]
         stem = f"step_{step:08d}_{i + 1}"
-        rate = hparams.sampling_rate
-        pixels = render(draw_speech([alignment], mel, text, symbols, hparams.hop_length / rate))
+        rate = self.hparams.sampling_rate
+        hop_seconds = self.hparams.hop_length / rate
+        alignments, mel = [spoken.alignment], spoken.mel
+        pixels = render(draw_speech(alignments, mel, text, spoken.symbols, hop_seconds))
         sound = self.vocoder(mel)
         imsave(self.sample_dir / f"{stem}.png", pixels)
         write_wav(self.sample_dir / f"{stem}.wav", sound, rate)

@@ -65,7 +65,7 @@ class Origin(NamedTuple):
 
 
 @contextmanager
-def lock(folder: Path, log_dir: Path | None = None) -> Iterator[None]:
+def lock(folder: Path, log_dir: Path | None) -> Iterator[None]:
     """Makes a run's folder and ``log_dir``, and locks the first until the context or the process
     ends, even if killed. Raises :class:`UserError` if another process holds the lock, or a folder
     cannot be written or locked."""
@@ -85,7 +85,7 @@ def lock(folder: Path, log_dir: Path | None = None) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        for part in folder.glob("checkpoint_*.part"):  # of a killed process
+        for part in folder.glob("*.part"):  # of a killed process
             part.unlink()
         yield
 
@@ -226,5 +226,5 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["cpu"])
-    if state.get("cuda") is not None and torch.cuda.is_available():
+    if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

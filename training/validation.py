@@ -19,6 +19,8 @@ from text import symbol_names
 from training.device import use_full_precision
 from training.distributed import RANK, WORLD_SIZE, broadcast_buffers, gather
 
+LEARNED = 0.5  # diagonality from which attention has learned to follow texts
+
 
 class Sample(NamedTuple):
     """A validation clip, without padding."""
@@ -167,7 +169,7 @@ def take_sample(text: str, row: int, batch: Batch, output: Output, hparams: HPar
 
 def warn_of_collapse(alignment: float, best: float) -> None:
     """Prints a warning if attention had learned the diagonal and has lost it."""
-    if best > 0.5 and alignment < 0.7 * best:
+    if best > LEARNED and alignment < 0.7 * best:
         tqdm.write(
             f"warning: alignment {alignment:.2f} was {best:.2f}: attention collapsed; if it does "
             "not recover, start another run from checkpoint_best.pt by -c with a smaller "
