@@ -365,13 +365,15 @@ def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
     return train, val
 
 
-def write_filelists(clips: Sequence[Clip], hparams: HParams) -> None:
-    """Writes the clips' paths and texts into the two filelists that ``hparams`` name."""
-    files = hparams.training_files, hparams.validation_files
-    for file, part in zip(files, split(clips), strict=True):
+def write_filelists(clips: Sequence[Clip], hparams: HParams) -> int:
+    """Writes the clips' paths and texts into the two filelists that ``hparams`` name. Returns how
+    many clips train."""
+    files, parts = (hparams.training_files, hparams.validation_files), split(clips)
+    for file, part in zip(files, parts, strict=True):
         rows = [f"{os.path.relpath(clip.path, hparams.data_dir)}|{clip.text}" for clip in part]
         write_lines(Path(file), rows)
         print(f"{file}: {pluralize(len(rows), 'clip')}")
+    return len(parts[0])
 
 
 # The program
@@ -401,18 +403,18 @@ def prepare(args: argparse.Namespace) -> None:
         convert(clips, args.convert_to, args.corpus, args.sampling_rate, args.trim_db)
         lines, problems = read_corpus(args.convert_to)
         clips = check_corpus(lines, problems, hparams)
-    write_filelists(clips, hparams)
+    n_clips = write_filelists(clips, hparams)
     if hparams.symbols:
         write_lines(symbols_file, [hparams.symbols])
     minutes = sum(clip.n_frames for clip in clips) * hparams.hop_length / hparams.sampling_rate / 60
     changes = {name: value for name, value in settings.items() if value != getattr(HParams, name)}
-    print_training_command(args.name, changes, args.sampling_rate, minutes)
+    print_training_command(args.name, changes, args.sampling_rate, minutes, n_clips)
 
 
 def print_training_command(
-    name: str, changes: dict[str, Any], sampling_rate: int, minutes: float
+    name: str, changes: dict[str, Any], sampling_rate: int, minutes: float, n_clips: int
 ) -> None:
-    """Prints how to train on a corpus of that many minutes, whose settings are ``changes``."""
+    """Prints how to train on ``n_clips`` of a corpus whose settings are ``changes``."""
     command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{name}"]
     if sampling_rate == HParams.sampling_rate and minutes < SMALL_MINUTES:
         voice, speech = os.path.relpath(VOICE), pluralize(round(minutes), "minute")
@@ -422,7 +424,7 @@ def print_training_command(
             changes["ignore_layers"] = ()  # the voice has the same symbols
         changes.setdefault("text_cleaners", HParams.text_cleaners)  # not the voice's
         changes |= {"hours": 3, "learning_rate": 1e-3, "learning_rate_decay": 0.5}
-        changes |= {"batch_size": 8, "precision": "fp32"}  # not the voice's
+        changes |= {"batch_size": min(8, n_clips), "precision": "fp32"}  # not the voice's
         changes |= {"keep_checkpoints": 2, "checkpoint_minutes": 10}
         when = "an evening"
     else:
@@ -430,6 +432,7 @@ def print_training_command(
             command += ["--preset", "nvidia"]  # mels that HiFi-GAN's published weights can speak
         changes |= {"hours": 8, "learning_rate_decay": 0.3, "dropout_in_fall": False}
         changes |= {"n_frames_per_step": 2, "guided_attention_weight": 1}
+        changes |= {"batch_size": n_clips} if n_clips < HParams.batch_size else {}
         when = "a night"
     print(f"Next (for {when}; the newest checkpoint will speak best):")
     print(f"  {shlex.join([*command, '--hparams', format_overrides(changes)])}")

@@ -25,7 +25,7 @@ def lacks(requirement):
 lines, dev = (open("requirements%s.txt" % kind).readlines() for kind in ("", "-dev"))
 lines += [line for line in dev if re.split(r"[^\w-]", line)[0] in sys.argv[1:]]
 needed = [Requirement(line.partition("#")[0].strip()) for line in lines if line[0].isalpha()]
-missing = [str(r) for r in needed if lacks(r) and (not r.marker or r.marker.evaluate())]
+missing = [r.name + str(r.specifier) for r in needed if lacks(r) and (not r.marker or r.marker.evaluate())]
 if missing and not lacks(Requirement("torch")):
     note = "note: using .venv: %s has PyTorch, but lacks %s; install what it lacks to use it instead"
     print(note % (sys.executable, ", ".join(missing)), file=sys.stderr)

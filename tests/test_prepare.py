@@ -153,6 +153,7 @@ def test_settings_follow_from_the_rate_and_no_mel_band_is_empty(rate, capsys):
     note = f"training starts from {os.path.relpath(prepare_corpus.VOICE)}"
     assert (note in printed) == (rate == 22050)
     hparams = printed_settings(printed)
+    assert hparams.batch_size <= len(load_clips(hparams.training_files, hparams))
     assert hparams.text_cleaners == ("english_cleaners",)  # the voice's are others
     hop, window, fft = hparams.hop_length, hparams.win_length, hparams.filter_length
     if rate == 22050:  # as HiFi-GAN's

@@ -48,6 +48,7 @@ def try_run(
     """
     n_frames_per_step, device = model.hparams.n_frames_per_step, next(model.parameters()).device
     gpus = [device] if device.type == "cuda" else []
+    print("trying the largest batches (check_memory=False goes without)")
     with preserve_buffers(model), torch.random.fork_rng(devices=gpus):
         for indices in largest_batches(data.train_set.clips, data.sampler, epochs):
             batch = collate([data.train_set[i] for i in indices], n_frames_per_step)
