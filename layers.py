@@ -1,4 +1,4 @@
-"""Small modules with parameters, named as NVIDIA names them; dropout and masks."""
+"""Small modules with parameters, named as NVIDIA names them; dropout, masks, the end of speech."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+LINGER_SECONDS = 0.5  # that attention may stay on the last symbol before speech is ended
 
 
 class LinearNorm(nn.Module):
@@ -125,3 +127,41 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
 def drop(x: Tensor, mask: Tensor | None, p: float) -> Tensor:
     """Keeps the units that the ``mask`` of :func:`draw_mask` keeps; None: all of them."""
     return x if mask is None else torch.where(mask, x, 0) * (1 / (1 - p))
+
+
+# Where speech ends
+
+
+def end_probability(gate: Tensor, end_steps: int) -> Tensor:
+    """Returns the probability (B, n_steps) that a clip has ended in the last ``end_steps`` steps,
+    at each step, of gate logits (B, n_steps).
+
+    Trained with ``mask_padding``, the gate sees each clip end once. So its probability p at a step
+    is that of ending there if the clip has not ended before, and it has ended in some steps with
+    1 - prod(1 - p). A clip whose end is uncertain may never have a p above a half, but it ends.
+    Only the last steps count, since a little p in every step of a long clip would add up.
+    """
+    total = F.softplus(gate).cumsum(1)  # -log of the probability that it has not ended
+    before = F.pad(total, (end_steps, 0))[:, : gate.size(1)]
+    return -torch.expm1(before - total)
+
+
+def has_ended(gate: Tensor, hparams: Any) -> Tensor:
+    """Returns whether each clip has ended by each step: (B, n_steps), as the gate logits."""
+    ends = end_probability(gate, hparams.end_steps) > hparams.end_threshold
+    return ends.cumsum(1) > 0
+
+
+def has_lingered(weights: Tensor, last_symbol: Tensor, hparams: Any) -> Tensor:
+    """Returns whether attention has stayed on each clip's last symbol for ``LINGER_SECONDS``, by
+    each step: (B, n_steps), of attention weights (B, n_steps, T_in) and symbols' indices (B,).
+
+    A gate that was trained on sentences may know no end of a text as short as "Oh.".
+    """
+    index = last_symbol[:, None, None].expand(-1, weights.size(1), 1)
+    on_last = weights.gather(2, index).squeeze(2) > 0.5  # (B, n_steps)
+    step_seconds = hparams.hop_length * hparams.n_frames_per_step / hparams.sampling_rate
+    n = math.ceil(LINGER_SECONDS / step_seconds)
+    counts = F.pad(on_last.cumsum(1), (n, 0))  # of such steps so far
+    lingered = counts[:, n:] - counts[:, :-n] == n
+    return lingered.cumsum(1) > 0

@@ -29,12 +29,13 @@ from layers import (
     draw_mask,
     drop,
     dropout,
+    has_ended,
+    has_lingered,
     length_mask,
     repeat_steps,
 )
 
 CHECK_EVERY = 16  # steps of inference after which it is asked whether all clips have ended
-LINGER_SECONDS = 0.5  # that attention may stay on the last symbol before speech is ended
 N_READINGS = 8  # of each text in inference: docs/speech.md says what their mean is good for
 
 
@@ -309,13 +310,8 @@ class Decoder(nn.Module):
         state = self.initial_state(texts.memory)
         states = []
         for t, frame in enumerate(frames):
-            state = self.step(
-                frame,
-                state,
-                texts,
-                None if attention_mask is None else attention_mask[t],
-                None if decoder_mask is None else decoder_mask[t],
-            )
+            masks = (mask if mask is None else mask[t] for mask in (attention_mask, decoder_mask))
+            state = self.step(frame, state, texts, *masks)
             states.append(state)
         hidden = torch.stack([state.decoder_hidden for state in states])
         context = torch.stack([state.context for state in states])
@@ -460,41 +456,6 @@ class Tacotron2(nn.Module):
             mel_postnet[i, :, :n] += self.postnet(mel[i : i + 1, :, :n])[0]
         mel, mel_postnet, gate = _mask(mel, mel_postnet, gate, mel_lengths)
         return InferenceOutput(mel, mel_postnet, gate, alignment, mel_lengths, stopped)
-
-
-def end_probability(gate: Tensor, end_steps: int) -> Tensor:
-    """Returns the probability (B, n_steps) that a clip has ended in the last ``end_steps`` steps,
-    at each step, of gate logits (B, n_steps).
-
-    Trained with ``mask_padding``, the gate sees each clip end once. So its probability p at a step
-    is that of ending there if the clip has not ended before, and it has ended in some steps with
-    1 - prod(1 - p). A clip whose end is uncertain may never have a p above a half, but it ends.
-    Only the last steps count, since a little p in every step of a long clip would add up.
-    """
-    total = F.softplus(gate).cumsum(1)  # -log of the probability that it has not ended
-    before = F.pad(total, (end_steps, 0))[:, : gate.size(1)]
-    return -torch.expm1(before - total)
-
-
-def has_ended(gate: Tensor, hparams: Any) -> Tensor:
-    """Returns whether each clip has ended by each step: (B, n_steps), as the gate logits."""
-    ends = end_probability(gate, hparams.end_steps) > hparams.end_threshold
-    return ends.cumsum(1) > 0
-
-
-def has_lingered(weights: Tensor, last_symbol: Tensor, hparams: Any) -> Tensor:
-    """Returns whether attention has stayed on each clip's last symbol for ``LINGER_SECONDS``, by
-    each step: (B, n_steps), of attention weights (B, n_steps, T_in) and symbols' indices (B,).
-
-    A gate that was trained on sentences may know no end of a text as short as "Oh.".
-    """
-    index = last_symbol[:, None, None].expand(-1, weights.size(1), 1)
-    on_last = weights.gather(2, index).squeeze(2) > 0.5  # (B, n_steps)
-    step_seconds = hparams.hop_length * hparams.n_frames_per_step / hparams.sampling_rate
-    n = math.ceil(LINGER_SECONDS / step_seconds)
-    counts = F.pad(on_last.cumsum(1), (n, 0))  # of such steps so far
-    lingered = counts[:, n:] - counts[:, :-n] == n
-    return lingered.cumsum(1) > 0
 
 
 def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:

@@ -3,7 +3,7 @@ line: location, value, fix."""
 
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,6 +20,7 @@ from cli import UserError, make_folder, pluralize, progress_bar, replace_file
 from corpus.audio import ClipError, Stamp, check_wav, get_stamp, is_silent
 from hparams import HParams
 from text import alphabet, clean_text, spelled, text_to_sequence, unknown_characters
+from text.cleaners import unknown_words
 
 MAX_LISTED = 10  # problems of a kind that a report lists
 
@@ -312,40 +313,45 @@ def report_unknown_characters(texts: Iterable[tuple[str, str]], hparams: HParams
     """
     texts, locations_of = list(texts), defaultdict(list)
     for location, text in texts:
-        for character in unknown_characters(text, hparams.text_cleaners, hparams.symbols):
-            locations_of[character].append(location)
+        unknown = unknown_characters(text, hparams.text_cleaners, hparams.symbols)
+        names = {"a digit" if c.isdecimal() else f"{c!r} (U+{ord(c):04X})" for c in unknown}
+        for name in names:
+            locations_of[name].append(location)
     listed = "the setting symbols" if hparams.symbols else "text/symbols.py"
-    for character, locations in sorted(locations_of.items()):
+    for name, locations in sorted(locations_of.items()):
         fix = f"change the text, or, before training, add it to {listed}"
-        if character.isdecimal():
-            fix = "spell numbers out"
-        problem = f"{character!r} (U+{ord(character):04X}) has no symbol and is left out"
-        print(f"note: {locations[0]}: {problem} (in {pluralize(len(locations), 'text')}); {fix}")
+        fix = "spell numbers out" if name == "a digit" else fix
+        count = pluralize(len(locations), "text")
+        print(f"note: {locations[0]}: {name} has no symbol and is left out (in {count}); {fix}")
     _report_letters_in_ascii(texts, hparams)
 
 
 def _report_letters_in_ascii(texts: Sequence[tuple[str, str]], hparams: HParams) -> None:
     """Prints how the cleaners write letters in ASCII, such as ß as ss."""
-    cleaned, locations = {}, []
-    for location, text in texts:
-        letters = [character for character in text if character.isalpha() and character > "\x7f"]
-        for letter in letters:
-            if letter not in cleaned:
-                cleaned[letter] = clean_text(
-                    letter, spelled(hparams.text_cleaners), hparams.symbols
-                )
-        if any(cleaned[letter] and cleaned[letter].isascii() for letter in letters):
-            locations.append(location)
-    if not locations:
-        return
-    changes = []
-    for letter, reading in cleaned.items():
-        if reading and reading.isascii():
-            changes.append(f"{letter!r} is read as {reading!r}")
-    more = f" and {len(changes) - 5:,} more letters so" if len(changes) > 5 else ""
-    changed = f"{', '.join(changes[:5])}{more} (in {pluralize(len(locations), 'text')})"
-    fix = "for another language, prepare the corpus with --text_cleaners basic_cleaners"
-    print(f"note: {locations[0]}: {changed}, and numbers as in English; {fix}")
+    characters = sorted({*"".join(text for _, text in texts)})
+    letters = [character for character in characters if character.isalpha() and character > "\x7f"]
+    cleaners = spelled(hparams.text_cleaners)
+    readings = {letter: clean_text(letter, cleaners, hparams.symbols) for letter in letters}
+    changed = [letter for letter in letters if readings[letter] and readings[letter].isascii()]
+    locations = [location for location, text in texts if not {*changed}.isdisjoint(text)]
+    if changed:
+        examples = ", ".join(
+            f"{letter!r} is read as {readings[letter]!r}" for letter in changed[:5]
+        )
+        more = f" and {len(changed) - 5:,} more letters so" if len(changed) > 5 else ""
+        count = pluralize(len(locations), "text")
+        fix = "for another language, prepare the corpus with --text_cleaners basic_cleaners"
+        numbers = "and numbers as in English"
+        print(f"note: {locations[0]}: {examples}{more} (in {count}), {numbers}; {fix}")
+
+
+def report_unknown_words(clips: Sequence[Clip]) -> None:
+    """Prints how many words have no phones in CMUdict, and the most frequent ones."""
+    uses = Counter(word for clip in clips for word in unknown_words(clip.text))
+    frequent = ", ".join(f"{word} {n}" for word, n in uses.most_common(10))
+    if uses:
+        words = pluralize(len(uses), "word")
+        print(f"{words} without phones in CMUdict, read as spelled; the most frequent: {frequent}")
 
 
 # Samples

@@ -3,12 +3,11 @@
     python scripts/prepare_corpus.py DIR --name mine
     python scripts/prepare_corpus.py VCTK --speaker p225 --name p225 --convert_to data/p225
 
-DIR has a list of IDs or paths of sound files and their texts, such as metadata.csv with lines
-ID|text or ID|text|normalised text: with |, tabs, commas or semicolons, or JSON lines. The texts are
-in the field that its header or keys call text, sentence or transcript, or else in that with the
-most words. Or DIR has a text file for each sound file, in any folder: ID.txt or ID.normalized.txt
-beside it, or, as in VCTK, txt/p225/ID.txt for wav48/p225/ID.wav. --convert_to takes other formats
-than wav and flac.
+DIR has a list of sound files and texts, such as metadata.csv with lines ID|text or
+ID|text|normalised text: with |, tabs, commas or semicolons, or JSON lines. The texts are in the
+field that its header or keys call text, sentence or transcript, or else in that with the most
+words. Or DIR has a text file for each sound file: ID.txt or ID.normalized.txt beside it, or, as in
+VCTK, txt/p225/ID.txt for wav48/p225/ID.wav. --convert_to takes other formats than wav and flac.
 
 English words are read as the phones that CMUdict has for them. With --text_cleaners basic_cleaners,
 for another language, the characters of all texts become its alphabet, filelists/NAME_symbols.txt.
@@ -58,15 +57,15 @@ from corpus.clips import (
     read_lines,
     read_samples,
     report_unknown_characters,
+    report_unknown_words,
     write_lines,
 )
 from hparams import HParams, audio_settings, format_overrides
 from text import clean_text
-from text.cleaners import CLEANERS, TRAINING, unknown_words
+from text.cleaners import CLEANERS, TRAINING
 from text.symbols import alphabet, check_alphabet
 
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
-VOICE = TRAIN.parent / "voices" / "kathleen.pt"
 TRAIN_SHARE = 0.8  # of the clips, as the paper's
 LISTS = ".csv", ".tsv", ".txt", ".json", ".jsonl"
 SEPARATORS = "|\t,;"
@@ -74,7 +73,6 @@ TEXTS = "(norm\\w*[ _-]?)?(text|sentence|transcript|transcription)s?([ _-]?norm\
 HEADER = re.compile(f"((audio|clip|file|id|name|path|utt|wav)[ _-]?)+|{TEXTS}", re.IGNORECASE)
 SMALL_MINUTES = 60  # with less speech, training starts from another voice
 ONE_SPEAKER = "if each is a speaker, choose one by --speaker"
-Row = tuple[str, list[str]]  # location and fields
 Listed = tuple[list[Line], list[Problem], list[str]]  # clips, problems of others, and notes
 
 
@@ -111,8 +109,15 @@ def read_corpus(
     raise_problems(problem for problem in problems if problem.kind == "choice")
     if not lines and not problems:
         of_speaker = f"--speaker {speaker}: " if speaker else ""
-        fix = "name the folder that has the list of clips, or the list; --help says what it may be"
-        raise UserError(f"{of_speaker}{corpus}: no sound file has a text; {fix}")
+        texts = [str(path) for path in files if path.suffix.lower() in LISTS or path.name == "text"]
+        seen = f" (not read: {', '.join(texts[:3])})" if texts else ""
+        fix = "name the list or its folder, or write metadata.csv with lines of ID|text"
+        raise UserError(f"{of_speaker}{corpus}: no sound file has a text{seen}; {fix}")
+    listed = {simplify(os.path.relpath(line.path, corpus)) for line in lines}
+    unlisted = [path for path in audio if simplify(str(path)) not in listed]
+    if unlisted and not speaker and not problems:
+        n_files = pluralize(len(unlisted), "sound file")
+        print(f"note: {corpus}: {n_files} without a text, such as {unlisted[0]}, left out")
     for line in lines:
         for value in (os.path.relpath(line.path, corpus), line.text):
             if re.search(r"^\s|[|\r\n\ufeff\0]", value):
@@ -125,7 +130,7 @@ def read_corpus(
     return lines, problems
 
 
-def read_rows(file: Path, sounds: Sounds) -> tuple[list[str], list[Row]]:
+def read_rows(file: Path, sounds: Sounds) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Returns the names of a list's columns, and a row for each line but the header. Columns are
     named by the keys of JSON, by the header, or by numbers from 1."""
     lines = read_lines(file)
@@ -295,23 +300,16 @@ def find_symbols(lines: Sequence[Line], cleaners: Sequence[str]) -> str:
     if with_digits := [line.location for line in lines if any(map(str.isdecimal, line.text))]:
         texts = pluralize(len(with_digits), "text")
         print(f"note: {with_digits[0]}: digits stay as written (in {texts}); spell numbers out")
+    if {"'", "’"} <= {*symbols}:
+        print("note: ' and ’ become two symbols; if they mean the same, write one of them")
     return "".join(symbols)
-
-
-def print_unknown_words(clips: Sequence[Clip]) -> None:
-    """Prints how many words have no phones in CMUdict, and the most frequent ones."""
-    uses = Counter(word for clip in clips for word in unknown_words(clip.text))
-    frequent = ", ".join(f"{word} {n}" for word, n in uses.most_common(10))
-    if uses:
-        words = pluralize(len(uses), "word")
-        print(f"{words} without phones in CMUdict, read as spelled; the most frequent: {frequent}")
 
 
 # Conversion
 
 
 def convert(clips: Sequence[Clip], folder: Path, corpus: Path, rate: int, trim_db: float) -> None:
-    """Makes the new ``folder`` a corpus of metadata.csv and wavs/ID.wav from ``clips``."""
+    """Makes the new ``folder`` a corpus: wavs/ID.wav of all ``clips``, and then metadata.csv."""
 
     def name_of(clip: Clip) -> str:
         path = Path(os.path.relpath(clip.path, corpus)).with_suffix("")
@@ -325,8 +323,7 @@ def convert(clips: Sequence[Clip], folder: Path, corpus: Path, rate: int, trim_d
         convert_sound(clip.path, folder / f"wavs/{name_of(clip)}.wav", rate, trim_db)
 
     map_in_threads(convert_to_folder, clips, "converting")
-    rows = [f"{name_of(clip)}|{clip.text}" for clip in clips]
-    write_lines(folder / "metadata.csv", rows)  # last: without it, this is no corpus
+    write_lines(folder / "metadata.csv", [f"{name_of(clip)}|{clip.text}" for clip in clips])
     print(f"{folder}: {len(clips):,} clips converted")
 
 
@@ -398,7 +395,7 @@ def prepare(args: argparse.Namespace) -> None:
     clips = check_corpus(lines, problems, hparams, converting=args.convert_to is not None)
     report_unknown_characters(((clip.location, clip.text) for clip in clips), hparams)
     if args.text_cleaners == "english_phones":
-        print_unknown_words(clips)
+        report_unknown_words(clips)
     if args.convert_to:
         convert(clips, args.convert_to, args.corpus, args.sampling_rate, args.trim_db)
         lines, problems = read_corpus(args.convert_to)
@@ -417,7 +414,8 @@ def print_training_command(
     """Prints how to train on ``n_clips`` of a corpus whose settings are ``changes``."""
     command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{name}"]
     if sampling_rate == HParams.sampling_rate and minutes < SMALL_MINUTES:
-        voice, speech = os.path.relpath(VOICE), pluralize(round(minutes), "minute")
+        voice = os.path.relpath(TRAIN.parent / "voices" / "kathleen.pt")
+        speech = pluralize(round(minutes), "minute")
         print(f"note: {speech} of speech: training starts from {voice}")
         command += ["-c", voice, "--warm_start"]
         if "symbols" not in changes:
@@ -426,15 +424,13 @@ def print_training_command(
         changes |= {"hours": 3, "learning_rate": 1e-3, "learning_rate_decay": 0.5}
         changes |= {"batch_size": min(8, n_clips), "precision": "fp32"}  # not the voice's
         changes |= {"keep_checkpoints": 2, "checkpoint_minutes": 10}
-        when = "an evening"
     else:
         if sampling_rate == HParams.sampling_rate:
             command += ["--preset", "nvidia"]  # mels that HiFi-GAN's published weights can speak
         changes |= {"hours": 8, "learning_rate_decay": 0.3, "dropout_in_fall": False}
         changes |= {"n_frames_per_step": 2, "guided_attention_weight": 1}
         changes |= {"batch_size": n_clips} if n_clips < HParams.batch_size else {}
-        when = "a night"
-    print(f"Next (for {when}; the newest checkpoint will speak best):")
+    print("Next (the newest checkpoint will speak best):")
     print(f"  {shlex.join([*command, '--hparams', format_overrides(changes)])}")
 
 

@@ -150,7 +150,8 @@ def test_settings_follow_from_the_rate_and_no_mel_band_is_empty(rate, capsys):
     options = f"--sampling_rate {rate} --name mine --text_cleaners english_cleaners"
     call(f"\"my data, 'all' [of] it\" {options}")
     printed = capsys.readouterr().out
-    note = f"training starts from {os.path.relpath(prepare_corpus.VOICE)}"
+    voice = prepare_corpus.TRAIN.parent / "voices/kathleen.pt"
+    note = f"training starts from {os.path.relpath(voice)}"
     assert (note in printed) == (rate == 22050)
     hparams = printed_settings(printed)
     assert hparams.batch_size <= len(load_clips(hparams.training_files, hparams))

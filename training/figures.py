@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from model import end_probability
+from layers import end_probability
 from training.validation import Sample
 
 MAX_NAMED = 60  # symbols beside a picture of attention

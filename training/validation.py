@@ -12,9 +12,9 @@ from tqdm import tqdm
 from cli import progress_bar
 from data_utils import VALIDATION_SEED, Batch, MelDataset, load_ahead
 from hparams import HParams
-from layers import length_mask
+from layers import has_ended, length_mask
 from loss_function import Loss, Tacotron2Loss, distance_from_diagonal
-from model import Output, Tacotron2, has_ended
+from model import Output, Tacotron2
 from text import symbol_names
 from training.device import use_full_precision
 from training.distributed import RANK, WORLD_SIZE, broadcast_buffers, gather
