@@ -246,11 +246,17 @@ def convert_sound(path: str, wav: Path, rate: int, trim_db: float) -> None:
     peak = np.abs(samples).max(initial=1)  # resampling may exceed 1, too
     steps = np.rint(samples * (32768 / peak))
     steps = steps.clip(-32768, 32767).astype(np.int16)
-    content = io.BytesIO()  # soundfile ignores that a disk is full
-    soundfile.write(content, steps, rate, "PCM_16", format="WAV")
     wav.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(wav) as file:
-        file.write(content.getbuffer())
+        file.write(encode_wav(steps, rate))
+
+
+def encode_wav(samples: np.ndarray, rate: int) -> bytes:
+    """Returns samples (n,), of int16 or floats, as a wav file of 16 bits. Write it by Python:
+    soundfile would not notice that a disk is full."""
+    content = io.BytesIO()
+    soundfile.write(content, samples, rate, "PCM_16", format="WAV")
+    return content.getvalue()
 
 
 def trim(samples: np.ndarray, rate: int, trim_db: float) -> np.ndarray:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import soundfile
 import torch
 from tqdm import tqdm
 
@@ -42,6 +41,7 @@ from cli import (
     seed,
     why_not_utf8,
 )
+from corpus.audio import encode_wav
 from corpus.clips import check_text, load_clips, report_unknown_characters
 from data_utils import MelDataset, load_ahead, open_mels
 from hparams import HParams
@@ -218,13 +218,13 @@ def write_speech(
     alignments = [piece.alignment for piece in pieces]
     symbols = [symbol for piece in pieces for symbol in piece.symbols]
     figure = draw_speech(alignments, mel, text, symbols, hop_seconds, pause)
-    files = {suffix: io.BytesIO() for suffix in ("wav", "npy", "png")}
-    soundfile.write(files["wav"], np.concatenate(sounds), hparams.sampling_rate, format="wav")
-    np.save(files["npy"], mel.numpy())
-    figure.savefig(files["png"], format="png")
-    for suffix, content in files.items():
+    npy, png = io.BytesIO(), io.BytesIO()
+    np.save(npy, mel.numpy())
+    figure.savefig(png, format="png")
+    wav = encode_wav(np.concatenate(sounds), hparams.sampling_rate)
+    for suffix, content in ("wav", wav), ("npy", npy.getvalue()), ("png", png.getvalue()):
         with replace_file(Path(f"{stem}.{suffix}")) as file:
-            file.write(content.getvalue())
+            file.write(content)
     seconds = mel.size(1) * hop_seconds
     line = f"{stem}.wav: {seconds:.1f} s"
     if not all(piece.stopped for piece in pieces):

@@ -1,6 +1,5 @@
 """A run's logs: ``metrics.jsonl``, and TensorBoard's curves, pictures and audio."""
 
-import io
 import json
 import math
 import os
@@ -11,8 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import soundfile
 import torch
 from matplotlib.image import imsave
 from torch.utils.tensorboard import SummaryWriter
@@ -20,6 +17,7 @@ from tqdm import tqdm
 
 from batching import batch_statistics
 from cli import UserError, pluralize, replace_file
+from corpus.audio import encode_wav
 from corpus.clips import Clip
 from data_utils import Data, batch_capacity
 from hparams import HParams
@@ -156,7 +154,9 @@ def report_skipped_step(
         UserError: ``max_bad_steps`` were skipped in a row.
     """
     names = list(chain(*gather([clip.location for clip in clips])))
-    logger.log_skipped_step(progress.epoch, progress.step, progress.batch, values, names)
+    numbers = {name: str(value) for name, value in values.items()}  # nan or inf
+    record = {"batch": progress.batch, **numbers, "clips": names}
+    logger.write("bad_step", progress.epoch, progress.step, record)
     problem = (
         f"epoch {progress.epoch + 1}, batch {progress.batch + 1}: loss {values['loss']}, "
         f"gradient {values['grad_norm']}, in {', '.join(names)}"
@@ -243,15 +243,6 @@ class RunLogger:
             values[f"{name}_frames"] = sum(clip.n_frames for clip in dataset.clips)
         self.write("start", progress.epoch, progress.step, values)
 
-    def log_skipped_step(
-        self, epoch: int, step: int, batch: int, values: dict[str, float], clips: list[str]
-    ) -> None:
-        """Logs a skipped batch and the locations of its clips."""
-        values = {name: str(value) for name, value in values.items()}  # nan or inf
-        self.write("bad_step", epoch, step, {"batch": batch, **values, "clips": clips})
-        text = f"{values}: {', '.join(clips)}"
-        self.tensorboard.add_text("training/bad_step", text, step)
-
     def log_end(self, progress: Progress) -> None:
         """Logs the end that was planned for a run that is limited by ``hours``."""
         record = {"hours": self.hparams.hours, "epochs": progress.end}
@@ -310,7 +301,7 @@ class RunLogger:
             sound = self.vocoder(mel)
             tensorboard.add_audio(f"{name}/{kind}", sound, x, rate)
             if name == "sample":
-                write_wav(self.sample_dir / f"{kind}.wav", sound, rate)
+                (self.sample_dir / f"{kind}.wav").write_bytes(encode_wav(sound, rate))
 
     def log_speech(self, i: int, spoken: Any, step: int) -> None:
         """Logs the free-running speech of text ``i`` to TensorBoard and to ``sample/step_STEP_I``,
@@ -323,7 +314,7 @@ class RunLogger:
         pixels = render(draw_speech(alignments, mel, text, spoken.symbols, hop_seconds))
         sound = self.vocoder(mel)
         imsave(self.sample_dir / f"{stem}.png", pixels)
-        write_wav(self.sample_dir / f"{stem}.wav", sound, rate)
+        (self.sample_dir / f"{stem}.wav").write_bytes(encode_wav(sound, rate))
         self.tensorboard.add_image(f"{name}/alignment", pixels, step, dataformats="HWC")
         if len(sound):  # not if it stopped at once
             self.tensorboard.add_audio(f"{name}/audio", sound, step, rate)
@@ -339,10 +330,3 @@ class NoLogger:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *values, **options: None
-
-
-def write_wav(path: Path, samples: np.ndarray, rate: int) -> None:
-    """Writes samples (n,) to a wav file, by Python, whose errors say what is wrong."""
-    wav = io.BytesIO()
-    soundfile.write(wav, samples, rate, format="WAV")
-    path.write_bytes(wav.getvalue())
