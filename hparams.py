@@ -1,4 +1,4 @@
-"""Every setting of the recipe, once, with its unit; two presets; the ``name=value`` parser.
+"""Every setting of the recipe, once, with its unit; presets; the ``name=value`` parser.
 
     hparams = create_hparams("batch_size=32,batching=RAND", preset="nvidia")
 
@@ -214,11 +214,15 @@ AUDIO = (  # what mels depend on
     "sampling_rate", "filter_length", "hop_length", "win_length", "n_mel_channels", "mel_fmin",
     "mel_fmax",
 )  # fmt: skip
+NVIDIA_MELS = {"hop_length": 256, "win_length": 1024, "filter_length": 1024}
 PRESETS = {
     "paper": {"hop_length": 276, "win_length": 1103, "filter_length": 2048},  # the defaults
-    # The mel that NVIDIA's Tacotron 2, WaveGlow and HiFi-GAN share.
-    "nvidia": {"hop_length": 256, "win_length": 1024, "filter_length": 1024},
-}
+    "nvidia": NVIDIA_MELS,  # those of NVIDIA's Tacotron 2, WaveGlow and HiFi-GAN
+    "voice": {  # what gives the clearest speech soonest (docs/speech.md)
+        **NVIDIA_MELS, "text_cleaners": ("english_phones",), "n_frames_per_step": 2,
+        "guided_attention_weight": 1.0, "learning_rate_decay": 0.5, "dropout_in_fall": False,
+    },
+}  # fmt: skip
 
 # What may change when a run is resumed; anything else would make it another run. The filelists
 # are compared by what they list.

@@ -60,7 +60,7 @@ from corpus.clips import (
     report_unknown_words,
     write_lines,
 )
-from hparams import HParams, audio_settings, format_overrides
+from hparams import HParams, audio_settings, create_hparams, format_overrides
 from text import clean_text
 from text.cleaners import CLEANERS, TRAINING
 from text.symbols import alphabet, check_alphabet
@@ -380,13 +380,15 @@ def prepare(args: argparse.Namespace) -> None:
     """Checks the corpus, converts it if asked, writes its filelists, and prints how to train."""
     lines, problems = read_corpus(args.corpus, args.speaker, args.table, args.text_column)
     print(f"{args.corpus}: {pluralize(len(lines), 'clip')}")
-    settings = audio_settings(args.sampling_rate) | {
+    preset = create_hparams(preset="voice")
+    audio = audio_settings(args.sampling_rate) if args.sampling_rate != preset.sampling_rate else {}
+    settings = audio | {
         "data_dir": str(args.convert_to or args.corpus),
         "training_files": f"filelists/{args.name}_train.txt",
         "validation_files": f"filelists/{args.name}_val.txt",
         "text_cleaners": (args.text_cleaners,),
     }
-    hparams = HParams(**settings)
+    hparams = dataclasses.replace(preset, **settings)
     symbols_file = Path(f"filelists/{args.name}_symbols.txt")
     if args.text_cleaners == "basic_cleaners":
         symbols = find_symbols(lines, hparams.text_cleaners)
@@ -404,31 +406,27 @@ def prepare(args: argparse.Namespace) -> None:
     if hparams.symbols:
         write_lines(symbols_file, [hparams.symbols])
     minutes = sum(clip.n_frames for clip in clips) * hparams.hop_length / hparams.sampling_rate / 60
-    changes = {name: value for name, value in settings.items() if value != getattr(HParams, name)}
-    print_training_command(args.name, changes, args.sampling_rate, minutes, n_clips)
+    print_training_command(args.name, settings, minutes, n_clips)
 
 
 def print_training_command(
-    name: str, changes: dict[str, Any], sampling_rate: int, minutes: float, n_clips: int
+    name: str, changes: dict[str, Any], minutes: float, n_clips: int
 ) -> None:
     """Prints how to train on ``n_clips`` of a corpus whose settings are ``changes``."""
     command = ["python", os.path.relpath(TRAIN), "-o", f"runs/{name}"]
-    if sampling_rate == HParams.sampling_rate and minutes < SMALL_MINUTES:
+    if "sampling_rate" not in changes and minutes < SMALL_MINUTES:
         voice = os.path.relpath(TRAIN.parent / "voices" / "kathleen.pt")
         speech = pluralize(round(minutes), "minute")
         print(f"note: {speech} of speech: training starts from {voice}")
         command += ["-c", voice, "--warm_start"]
         if "symbols" not in changes:
             changes["ignore_layers"] = ()  # the voice has the same symbols
-        changes.setdefault("text_cleaners", HParams.text_cleaners)  # not the voice's
         changes |= {"hours": 3, "learning_rate": 1e-3, "learning_rate_decay": 0.5}
         changes |= {"batch_size": min(8, n_clips), "precision": "fp32"}  # not the voice's
         changes |= {"keep_checkpoints": 2, "checkpoint_minutes": 10}
     else:
-        if sampling_rate == HParams.sampling_rate:
-            command += ["--preset", "nvidia"]  # mels that HiFi-GAN's published weights can speak
-        changes |= {"hours": 8, "learning_rate_decay": 0.3, "dropout_in_fall": False}
-        changes |= {"n_frames_per_step": 2, "guided_attention_weight": 1}
+        command += ["--preset", "voice"]
+        changes |= {"hours": 8}
         changes |= {"batch_size": n_clips} if n_clips < HParams.batch_size else {}
     print("Next (the newest checkpoint will speak best):")
     print(f"  {shlex.join([*command, '--hparams', format_overrides(changes)])}")

@@ -87,10 +87,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_filelists(corpus, files)
     clips = load_clips("+".join(files), hparams)
     raise_problems(check_samples(clips, hparams))
-    settings = {"data_dir": corpus, "hours": 24, "learning_rate_decay": 0.3}
-    command = "python train.py -o runs/ljspeech --preset nvidia --hparams"
-    print("Next (for a day; without hours=24, for the paper's 220 epochs):")
-    print(f"  {command} {shlex.quote(format_overrides(settings))}")
+    overrides = shlex.quote(format_overrides({"data_dir": corpus, "hours": 24}))
+    print("Next (for a day):")
+    print(f"  python train.py -o runs/ljspeech --preset voice --hparams {overrides}")
 
 
 if __name__ == "__main__":

@@ -286,8 +286,8 @@ def test_ljspeech_is_extracted_checked_and_listed(monkeypatch, capsys):
     assert sorted(os.listdir("my data")) == [corpus.name, archive.name]
     for path in Path("c").rglob("*.*"):
         assert Path(corpus, *path.parts[1:]).read_bytes() == path.read_bytes()
-    expected = f"data_dir='{corpus}',hours=24,learning_rate_decay=0.3"
-    assert printed_settings(capsys.readouterr().out) == create_hparams(expected, "nvidia")
+    expected = f"data_dir='{corpus}',hours=24"
+    assert printed_settings(capsys.readouterr().out) == create_hparams(expected, "voice")
     for part, ids in zip(("train", "val"), lists.values(), strict=True):
         rows = Path(f"filelists/ljspeech_{part}.txt").read_text().splitlines()
         assert rows == [f"wavs/C-{i}.wav|{texts[f'C-{i}']}" for i in ids]
