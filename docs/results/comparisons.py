@@ -48,8 +48,8 @@ CONCLUSIONS = {  # of the paper: what they compare, and the sign that it says th
 }
 SIMILAR = 2.0  # percent: as good as
 SHARED_START = {  # series whose seeds share a start: file and loss
-    "voice": ("voice", "loss"),
-    "re-estimated": ("voice", "precise_loss"),
+    "voice": ("table2", "loss"),
+    "re-estimated": ("table2", "precise_loss"),
     "synthetic": ("longest_first", "loss"),
     "synthetic, re-estimated": ("longest_first", "precise_loss"),
     "synthetic, shortest first": ("shortest_first", "loss"),
@@ -251,10 +251,10 @@ def main(figures: Path = FOLDER) -> None:
     axis = {"xlabel": "learning rate", "xscale": "log", "xticks": ticks, "xticklabels": ticks}
     draw(rates.reset_index(), "rate", "rate", figures / "rates.png", "o", **axis)
     print_table("Kathleen's recordings", pd.read_csv(FOLDER / "heard.csv").head(1))
-    losses = np.log(final_losses("voice", "loss").unstack("arm"))
+    losses = np.log(final_losses("table2", "loss").unstack("arm"))
     spread = losses.drop(columns="RAND").sub(losses.RAND, axis=0).var().mean() ** 0.5
     print(f"\nA change of one seed, on the voice: ±{196 * spread:.1f} points")
-    batches = pd.read_csv(FOLDER / "voice.csv").groupby("experiment").n_batches.mean()
+    batches = pd.read_csv(FOLDER / "table2.csv").groupby("experiment").n_batches.mean()
     print("Batches an epoch, on the voice:", batches.round(1).to_dict())
     print_table("The paper's comparisons: VL3 in %, intervals jointly", paper_comparisons())
 

@@ -5,13 +5,13 @@
 #     bash docs/results/experiments.sh predicted   # what an epoch of same_time takes
 #     bash docs/results/experiments.sh rates       # which learning rate suits which batching
 #     bash docs/results/experiments.sh same_time   # which batching gives the better voice in the same time
-#     bash docs/results/experiments.sh voice       # the paper's ten experiments
+#     bash docs/results/experiments.sh table2      # the paper's ten experiments
 #     bash docs/results/experiments.sh reader      # voices/kathleen.pt
 #     bash docs/results/experiments.sh warm        # other voices in an evening, from that one and from nothing
 #
 # All train on the voice of corpus, but warm, which also needs the German voice that docs/speech.md prepares. Of
 # one core with AVX-512, same_time takes 7 hours a seed, rates 3, warm 5 and the others 2 to 4. Of rates, same_time
-# and voice, a second argument names the seeds, so that two calls can use two cores: start the second once the first
+# and table2, a second argument names the seeds, so that two calls can use two cores: start the second once the first
 # one trains. Of same_time, a third names the arms, from 0 to 3: same_time 0 "0 2" beside same_time 0 "1 3".
 # The runs are in runs/SERIES.
 set -euo pipefail
@@ -24,7 +24,7 @@ every="guided_attention_weight=1,batch_size=8,attention_location_n_filters=8,che
 
 ten="RAND SSB-DBS-BR SB SSB SB-BR SSB-BR SB-DBS SSB-DBS BKT-BR ATS-BR"
 model="hop_length=551,symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=160,attention_dim=64,decoder_rnn_dim=160,postnet_embedding_dim=128,p_encoder_dropout=0.3,p_postnet_dropout=0.3"
-voice="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,$every,bucket_size=192,n_bins=24"  # which pad like SSB
+table2="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,$every,bucket_size=192,n_bins=24"  # which pad like SSB
 
 reader="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,batch_size=8,symbols_embedding_dim=256,encoder_embedding_dim=256,prenet_dim=128,attention_rnn_dim=256,attention_dim=64,attention_location_n_filters=16,decoder_rnn_dim=256,postnet_embedding_dim=256,p_encoder_dropout=0.3,p_postnet_dropout=0.3,checkpoint_minutes=0,keep_checkpoints=1"
 
@@ -58,13 +58,13 @@ run() {
     OUTPUT=$1 EXPERIMENTS=$2 SEEDS=$seed bash scripts/run_all.sh "${@:3}"
 }
 
-voice() {  # 4 epochs of RAND; then of each experiment 6, and 6 with a lower learning rate
+table2() {  # 4 epochs of RAND; then of each experiment 6, and 6 with a lower learning rate
     local experiment
     for seed in ${seeds:-0 1000 2000}; do
-        run runs/voice/start RAND --hparams "$voice,epochs=4,learning_rate=2e-3"
+        run runs/table2/start RAND --hparams "$table2,epochs=4,learning_rate=2e-3"
         for experiment in $ten; do
-            START=runs/voice/start/RAND run runs/voice/common "$experiment" --hparams epochs=10,learning_rate=1e-3
-            START=runs/voice/common/$experiment run runs/voice/annealed "$experiment" \
+            START=runs/table2/start/RAND run runs/table2/common "$experiment" --hparams epochs=10,learning_rate=1e-3
+            START=runs/table2/common/$experiment run runs/table2/annealed "$experiment" \
                 --hparams epochs=16,learning_rate=3e-4
         done
     done
