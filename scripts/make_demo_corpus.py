@@ -42,47 +42,34 @@ QUIET = 16  # 16-bit steps; samples up to this are cut off at both ends
 
 # {name} stands for a random word of that list.
 PATTERNS = (
-    "{shout}!", "{shout}.", "{name}.", "{shout}, {name}!", "{weekday}.", "{adjective} {object}s.",
-    "The {trade}.", "In the {place}?", "{adjective} and {adjective}.", "Who {past} it?",
+    "{shout}!", "{shout}, {name}!", "{weekday}.", "{adjective} {object}s.", "Who {past} it?",
     "{name} {went}.", "Was {name} {adjective}?", "{person} {past} {thing}.",
-    "{person} {past} {thing} in the {place}.", "{person} {went} near the {place}.",
-    "{thing} lay behind the {place}, and {person} {went}.", "Why was {person} in the {place}?",
+    "{person} {past} {thing} in the {place}.", "Why was {person} in the {place}?",
+    "{thing} lay behind the {place}, and {person} {went}.",
     "On {weekday}, {person} {past} {thing}.", "{person} {past} {thing} because {person} {went}.",
-    "Who {past} {thing} in the {place}?", "The {place} was {adjective}.",
     "{person} {past} {thing}, {thing} and {thing}.", "{person} said that {person} {past} {thing}.",
     "{person} gave {person} {thing}; {name} {went}.",
-    "{name}'s {object}s are {adjective} -- just like {person}.",
 )  # fmt: skip
 WORDS = {
     "person": "the_{trade} the_{adjective}_{trade} {name} my_{kin} {name}'s_{kin} everyone nobody",
     "thing": "the_{object} a_{adjective}_{object} {name}'s_{object} {number}_{object}s",
-    "shout": """no yes up it egg go cut stop wait hush listen never enough silence maybe perhaps
-        agreed exactly hurry fire help bravo hello thanks wake_up not_yet so_what well_done
-        at_once sit_down why_not good_heavens look_out what_nonsense""",
-    "name": """Agnes Boris Clara David Edith Felix Grace Hugo Iris Jack Karen Leo Martha Nora Oscar
-        Paul Quentin Rose Simon Tess Ursula Victor Wanda Xenia Yusuf Zoe""",
+    "shout": "no yes up egg go stop wait hush listen never maybe agreed exactly hurry bravo hello",
+    "name": "Agnes Boris Clara David Felix Grace Hugo Jack Oscar Quentin Ursula Victor Xenia Zoe",
     "kin": "father mother cousin brother sister nephew niece husband wife neighbor partner",
     "number": "two three four five six seven eight nine ten eleven twelve twenty thirty forty",
     "weekday": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
-    "trade": """baker carpenter teacher sailor clerk judge farmer nurse blacksmith printer gardener
-        engineer librarian musician weaver surgeon painter shepherd porter jeweler governor lawyer
-        pilot astronomer merchant juggler beekeeper captain messenger zookeeper chemist dancer king
-        general""",
-    "went": """walked waited laughed slept vanished hesitated wept smiled coughed ran nodded
-        whistled refused yawned apologized shivered objected arrived sang hurried climbed danced
-        stood_still got_lost fell_asleep""",
-    "past": """mended painted borrowed weighed fetched polished repaired sketched inspected lifted
-        opened followed questioned collected carried found bought hid forgot kept lost sold shook
-        chose buried drew caught brought stole threw_away thought_about""",
-    "object": """lamp kettle violin letter bell clock ladder map candle basket coat mirror wheel
-        bottle carpet drum envelope feather guitar hammer jacket key lantern magnet necklace orange
-        pencil quilt ribbon saddle table umbrella vase whistle xylophone yacht zipper apple""",
-    "adjective": """old young broken golden heavy quiet strange tiny yellow brilliant crooked dusty
-        empty frozen green hollow ivory jolly kind lonely muddy narrow open purple quick rusty
-        smooth tall ugly velvet wooden exotic zealous brave silver""",
-    "place": """harbor market orchard mill railway_station chapel quarry library kitchen bridge
-        lighthouse valley museum garden cellar forest school quay beach castle prison bank brewery
-        staircase opera_house jetty zoo square theater road farm""",
+    "trade": """baker carpenter teacher sailor judge farmer nurse blacksmith engineer librarian
+        musician weaver surgeon shepherd porter jeweler governor lawyer pilot astronomer juggler""",
+    "went": """walked waited laughed slept vanished hesitated wept smiled coughed ran whistled
+        yawned apologized shivered objected arrived sang climbed danced stood_still got_lost""",
+    "past": """mended borrowed weighed fetched polished sketched lifted opened questioned collected
+        found bought hid forgot kept lost sold shook chose drew caught stole thought_about""",
+    "object": """lamp kettle violin letter bell clock ladder map candle basket mirror wheel bottle
+        drum envelope feather guitar hammer key lantern necklace orange quilt umbrella yacht""",
+    "adjective": """old young broken golden heavy quiet strange yellow brilliant crooked dusty empty
+        frozen green hollow jolly kind lonely muddy purple rusty smooth ugly velvet brave""",
+    "place": """harbor market mill railway_station chapel quarry library kitchen bridge lighthouse
+        valley museum garden school quay beach castle prison brewery opera_house zoo theater""",
 }
 
 
