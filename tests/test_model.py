@@ -158,14 +158,14 @@ def test_a_clip_ends_once_attention_has_stayed_on_its_last_symbol():
 
 @pytest.mark.parametrize("decoder", ["reference", "scan", "auto"])
 def test_an_unchanged_model_passes_the_check_and_stays_as_it_was(batch, decoder):
-    model = build(decoder=decoder, precision="bf16").eval()
+    model = build(decoder=decoder, precision="bf16")
     state = copy.deepcopy(model.state_dict())
     random = torch.get_rng_state()
     assert check_fast_path(model, batch) is None
     assert torch.equal(torch.get_rng_state(), random)
     assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
     assert model.decoder.implementation == decoder.replace("auto", "scan")
-    assert not model.training and model.training_dtype is torch.bfloat16
+    assert model.training and model.training_dtype is torch.bfloat16
 
 
 def test_a_module_whose_gradient_is_changed_is_noticed_and_used(batch):
