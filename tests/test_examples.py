@@ -8,8 +8,6 @@ import re
 import runpy
 import subprocess
 import sys
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +15,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, write_tone
-
-from batching import EpochBatchSampler
 
 EXAMPLE = ROOT / "examples" / "speech_enhancement"
 enhancement = SimpleNamespace(**runpy.run_path(str(EXAMPLE / "train.py")))
@@ -33,17 +29,6 @@ def test_an_example_runs_as_its_header_says(library):
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_torchdatas_loader_resumes_where_it_stopped():
-    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="it is not installed")
-    expected, *samplers = (EpochBatchSampler(range(10, 160), batch_size=8) for _ in range(3))
-    load = partial(stateful.StatefulDataLoader, range(150), collate_fn=list, num_workers=2)
-    loader, resumed = (load(batch_sampler=sampler) for sampler in samplers)
-    drawn = list(islice(loader, 5))
-    resumed.load_state_dict(loader.state_dict())
-    assert drawn + list(resumed) == list(expected)
-    assert list(resumed) == list(expected), "of the next epoch"
 
 
 # Speech enhancement
