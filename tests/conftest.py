@@ -34,8 +34,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs the longest files first, so that test.sh's processes end together."""
-    longest = ["resume", "distributed", "batching", "run_all", "train"]
-    longest = [f"test_{name}" for name in longest]
+    longest = ["test_resume", "test_distributed", "test_examples", "test_run_all", "test_train"]
     items.sort(key=lambda item: (*longest, item.path.stem).index(item.path.stem))
 
 

@@ -45,7 +45,7 @@ class Forked:
         request = [str(argument) for argument in arguments], environment, self.folder
         self.process = SERVER.Process(target=run_program, args=request, daemon=True)
         self.process.start()
-        self.pid, self.ended = self.process.pid, lambda: not self.process.is_alive()
+        self.pid = self.process.pid
         self.stdout = (self.folder / "stdout").open()
 
     def communicate(self) -> tuple[str, str]:

@@ -1,18 +1,15 @@
 """The laws of batching.py, over every strategy, fixed and dynamic, in order and randomised."""
 
 import math
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import chain, islice, product
 from types import SimpleNamespace
 
 import hypothesis
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -24,13 +21,10 @@ from hparams import HParams
 
 law = hypothesis.settings(max_examples=300)
 
-IN_ORDER = {"batch_randomization": False}
-
 
 @st.composite
 def cases(draw: st.DrawFn, **fixed: object) -> tuple[list[int], dict]:
-    """Lengths, a share of which are longer than 1, and arguments of plan_batches() that suit them;
-    ``fixed`` ones are as given."""
+    """Lengths, a share of which are longer than 1, and arguments of plan_batches() that suit."""
     n = draw(st.integers(1, 90) | st.integers(1, 3000))  # 3000: batches of hundreds
     longest = draw(st.sampled_from([1, 3, 40, 900, 220_000]))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
@@ -82,13 +76,12 @@ def bucket_of(lengths: np.ndarray, order: np.ndarray, settings: dict) -> np.ndar
 
 
 @law
-@given(cases(**IN_ORDER))
+@given(cases(batch_randomization=False))
 def test_batches_have_every_clip_in_order_and_take_all_they_can_inside_a_bucket(case):
     lengths, settings = np.array(case[0]), case[1]
     plan = plan_batches(lengths, **settings)
     order = np.concatenate(plan)
     assert sorted(order.tolist()) == list(range(len(lengths)))
-    assert all(torch.from_numpy(batch).dtype == torch.int64 for batch in plan)
 
     strategy, in_order = settings["strategy"], lengths[order]
     down, bucket = settings["longest_first"], bucket_of(lengths, order, settings)
@@ -133,14 +126,12 @@ def test_a_plan_depends_on_seed_plus_epoch_and_br_only_permutes_its_batches(case
 
 
 @pytest.mark.parametrize("strategy, dbs, br", [*product(STRATEGIES, (False, True), (False, True))])
-def test_another_seed_or_epoch_has_other_batches_in_another_order(strategy, dbs, br):
+def test_another_epoch_has_other_batches_in_another_order(strategy, dbs, br):
     kind = {"strategy": strategy, "dynamic_batch_size": dbs, "batch_randomization": br}
     lengths = corpus(500) // 10  # many ties, which are all that SB shuffles
-    for step in ("seed", "epoch"):
-        plans = [plan_batches(lengths, **kind, bucket_size=50, **{step: s}) for s in (3, 4)]
-        first, second = ({frozenset(batch) for batch in batches(plan)} for plan in plans)
-        assert len(first & second) < len(first) / 2
-        assert batches(plans[0]) != batches(plans[1])
+    plans = [plan_batches(lengths, **kind, bucket_size=50, epoch=e) for e in (3, 4)]
+    first, second = ({frozenset(batch) for batch in batches(plan)} for plan in plans)
+    assert len(first & second) < len(first) / 2
     if br:
         lengths = np.arange(1, 401)  # no ties: SB's batches are the same in every epoch
         plans = [plan_batches(lengths, **kind, lrf=0, epoch=e) for e in (0, 1)]
@@ -154,37 +145,17 @@ def test_statistics_are_those_of_the_batches():
     assert statistics == pytest.approx((2, 2 * (2 / 8) / 3, 2 / 9, (4 + 4 + 3) / 3, 7, 2, 8))
 
 
-# Each strategy, and where it turns into another
-
-
-@pytest.mark.parametrize(
-    ("span", "lrf"),
-    [
-        *((span, 0) for span in (0, 700, 220_000, 10**9)),
-        *product((774, 200_000), (0.0005, 0.05, 0.1, 0.3, 2.0)),  # frames, samples
-    ],
-)
-def test_ssb_noise_is_uniform_and_as_wide_as_the_paper_says_and_that_of_sb_shuffles_ties(span, lrf):
-    n, width = 4000, max(lrf * span, 1)
-    apart = [int(share * width) for share in (0, 0, 0.25, 0.5, 0.75, 0.99) if share * width <= span]
-    others = np.random.default_rng(1).integers(0, span, 30_000, endpoint=True)
-    lengths = 7 + np.concatenate([np.repeat(apart, n), others, [0, span]])
-    settings = {"lrf": lrf, "longest_first": False, **IN_ORDER}
-    order = np.concatenate(plan_batches(lengths, "SSB" if lrf else "SB", **settings))
-    goes_back = (np.maximum.accumulate(lengths[order]) - lengths[order]).max()
-    assert 0.9 * min(lrf, 1) * span - 1 <= goes_back <= lrf * span
-    for k, d in enumerate(apart[1:], 1):
-        is_longer = order[np.isin(order // n, (0, k))] >= n
-        swapped = np.cumsum(is_longer)[~is_longer].sum() / n**2
-        # Two uniform noises of this width swap lengths d apart with this probability.
-        assert swapped == pytest.approx((1 - d / width) ** 2 / 2, abs=0.02)
-
-
-def test_lengths_drawn_from_the_plans_seed_are_not_sorted_by_their_own_noise():
-    lengths = (1 + 1000 * np.random.default_rng(0).random(1000)).astype(int)
-    order = np.concatenate(plan_batches(lengths, "SSB", lrf=1000, seed=0, **IN_ORDER))
-    trend = np.corrcoef(lengths[order], np.arange(1000))[0, 1]
-    assert abs(trend) < 5 / 1000**0.5  # five standard errors
+@pytest.mark.parametrize("share", [0, 0.25, 0.5, 0.75])
+@pytest.mark.parametrize("lrf", [0.05, 0.3, 1.0])
+def test_ssb_noise_is_uniform_and_as_wide_as_the_paper_says(lrf, share):
+    """Two noises swap lengths that differ by a share of that width with this probability."""
+    n, span = 4000, 200_000
+    lengths = 7 + np.concatenate([np.repeat([0, int(share * lrf * span)], n), [0, span]])
+    plan = plan_batches(lengths, batch_randomization=False, lrf=lrf, longest_first=False)
+    order = np.concatenate(plan)
+    is_longer = order[order < 2 * n] >= n
+    swapped = np.cumsum(is_longer)[~is_longer].sum() / n**2
+    assert swapped == pytest.approx((1 - share) ** 2 / 2, abs=0.02)
 
 
 # For callers
@@ -196,23 +167,13 @@ def test_lengths_drawn_from_the_plans_seed_are_not_sorted_by_their_own_noise():
         ([4, 0, -3], {}, "clip 2 has length -3: leave it out"),
         ([4, 30, 9], {"capacity": 10}, "capacity=10: clip 1 has length 30; use at least that"),
         ([4], {"strategy": "ssb"}, f"strategy='ssb': use one of {', '.join(STRATEGIES)}"),
-        ([4], {"lrf": np.nan}, "lrf=nan: use 0 to 1e6"),
         ([4], {"lfr": 0.2}, "lfr: no strategy has such"),
     ],
 )
 def test_impossible_arguments_are_refused_with_value_and_fix(lengths, settings, message):
     for function in (plan_batches, EpochBatchSampler):
-        with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
+        with pytest.raises((TypeError, ValueError), match=f"^{message}"):
             function(lengths, **settings)
-
-
-def test_settings_of_other_strategies_are_ignored():
-    lengths = corpus(100)
-    impossible = {"lrf": -1, "bucket_size": 0, "n_buckets": 0, "n_bins": 0}
-    for name, strategy in STRATEGIES.items():
-        mine = {setting: getattr(HParams, setting) for setting in strategy.settings}
-        plan = plan_batches(lengths, name, **(impossible | mine))
-        assert batches(plan) == batches(plan_batches(lengths, name))
 
 
 def test_the_file_works_alone_with_numpy(tmp_path):
@@ -226,60 +187,34 @@ def test_the_file_works_alone_with_numpy(tmp_path):
 # The sampler
 
 
-def check_resuming(
-    lengths: list[int], settings: dict, share: float, load: Callable = lambda sampler: sampler
-) -> None:
-    """An epoch that stops after a share of its batches goes on with the next in a new sampler."""
-    epoch = settings.pop("epoch")
+@law
+@given(cases(), st.floats(0, 1))
+def test_an_epoch_that_stops_goes_on_with_its_next_batch_in_another_sampler(case, share):
+    (lengths, settings), epoch = case, case[1].pop("epoch")
     whole, following = (
         batches(plan_batches(lengths, epoch=e, **settings)) for e in (epoch, epoch + 1)
     )
     stop = math.ceil(share * len(whole))
     sampler, resumed = (EpochBatchSampler(lengths, **settings) for _ in range(2))
     sampler.set_epoch(epoch)
-    assert list(islice(load(sampler), stop)) == whole[:stop]
+    assert list(islice(sampler, stop + 1)) == whole[: stop + 1]  # drawn ahead, as loaders do
     state = sampler.state_dict(stop)
-    assert (state["epoch"], state["batch"]) == (epoch, stop)
-    if load(sampler) is sampler:  # else workers draw ahead
-        assert len(sampler) == len(whole)
-        assert list(sampler) == (following if stop else whole), "the next iteration"
     sampler.set_epoch(epoch)
     assert list(sampler) == whole, "an epoch that is set starts again"
 
     resumed.load_state_dict(state)
-    loader, left = load(resumed), whole[stop:] or following  # after the last batch, the next epoch
     resumed.set_epoch(resumed.epoch)  # as a loop may that begins there
-    assert resumed.epoch == (epoch + 1 if stop == len(whole) else epoch)
-    assert len(loader) == len(left) and list(loader) == left
+    left = whole[stop:] or following  # after the last batch, the next epoch
+    assert len(resumed) == len(left) and list(resumed) == left
     if stop < len(whole):
         assert resumed.state_dict() == {**state, "batch": len(whole)}
-        assert len(loader) == len(left) and list(loader) == following
-        assert len(loader) == len(following)
+        assert list(resumed) == following
     resumed.load_state_dict(state)
-    for e, wanted in ((epoch + 1, following), (epoch, whole)):
-        resumed.set_epoch(e)
-        assert len(loader) == len(wanted) and list(loader) == wanted
-    with pytest.raises(ValueError, match=f"^batch=9999: epoch {epoch} has {len(whole)} batches"):
-        resumed.start_at(epoch, 9999)
+    resumed.set_epoch(epoch + 1)
+    assert len(resumed) == len(following) and list(resumed) == following
     other = EpochBatchSampler([*lengths, max(lengths)], **settings)
-    with pytest.raises(ValueError, match=rf"^the state after batch {stop} of .* of other lengths"):
+    with pytest.raises(ValueError, match=f"^the state after batch {stop} of .* of other lengths"):
         other.load_state_dict(state)
-
-
-@law
-@given(cases(), st.floats(0, 1))
-def test_the_remainder_of_an_interrupted_epoch_is_identical(case, share):
-    check_resuming(*case, share)
-
-
-def test_a_loader_whose_workers_draw_ahead_is_resumed_too():
-    settings = {"strategy": "SSB", "batch_size": 8, "seed": 3, "epoch": 2}
-    options = {"collate_fn": list, "num_workers": 2, "persistent_workers": True}
-
-    def load(sampler: EpochBatchSampler) -> DataLoader:
-        return DataLoader(range(150), batch_sampler=sampler, **options)  # of indices themselves
-
-    check_resuming(corpus(150), settings, 0.5, load)
 
 
 # Several replicas of a model
@@ -294,7 +229,6 @@ def test_replicas_share_an_epoch_in_equally_many_steps(case, n):
     assert len(steps) == math.ceil(len(plan) / n)
     assert steps.size - len(plan) < n and set(steps.flat) == set(range(len(plan)))
     assert (np.diff(steps[:, 0]) >= 0).all(), "not in the order of the plan"
-    assert n > 1 or steps[:, 0].tolist() == list(range(len(plan)))
     if 2 * (steps.size - len(plan)) <= n:  # groups of neighbours in length do not overlap
         longest = np.array([max(lengths[i] for i in batch) for batch in plan])[steps]
         lowest, highest = np.sort(longest.min(1)), np.sort(longest.max(1))
@@ -304,21 +238,15 @@ def test_replicas_share_an_epoch_in_equally_many_steps(case, n):
         sampler = EpochBatchSampler(lengths, num_replicas=n, rank=rank, **settings)
         sampler.set_epoch(epoch)
         assert len(sampler) == len(steps) and sampler.n_repeated == steps.size - len(plan)
-        batches = [plan[j].tolist() for j in steps[:, rank]]
-        assert list(sampler) == batches
-        sampler.start_at(epoch, len(batches) // 2)
-        left = batches[len(batches) // 2 :]
-        assert len(sampler) == len(left) and list(sampler) == left
-        assert len(list(sampler)) == len(sampler), "of the next epoch, once it has begun"
+        assert list(sampler) == [plan[j].tolist() for j in steps[:, rank]]
 
 
 @pytest.mark.parametrize("workers", range(4))
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_last_batch_of_every_epoch_is_that_of_the_loaders_length(strategy, workers):
     """This is how loops find it. Before the first batch after set_epoch, it is the coming one."""
-    lengths = corpus(60)
     for sets_epoch in (False, True):
-        sampler = EpochBatchSampler(lengths, batch_size=4, strategy=strategy)
+        sampler = EpochBatchSampler(corpus(60), batch_size=4, strategy=strategy)
         loader = DataLoader(range(60), batch_sampler=sampler, num_workers=workers)
         for epoch in range(2):
             if sets_epoch:
@@ -327,18 +255,6 @@ def test_the_last_batch_of_every_epoch_is_that_of_the_loaders_length(strategy, w
             last = [i for i, _ in enumerate(loader) if i == len(loader) - 1]
             assert len(last) == 1 and last[0] + 1 == len(loader) == len(sampler.plan)
             assert before == len(loader) or (epoch and not sets_epoch)
-
-
-def test_replicas_are_those_of_the_process_group(monkeypatch):
-    sampler, group = EpochBatchSampler(corpus(100), batch_size=8), torch.distributed
-    whole = len(sampler)
-    for name, value in (("is_initialized", True), ("get_world_size", 4), ("get_rank", 3)):
-        monkeypatch.setattr(group, name, lambda value=value: value)
-    assert len(sampler) == math.ceil(whole / 4)
-    assert list(sampler) == [sampler.plan[j].tolist() for j in sampler.steps[:, 3]]
-
-
-# From a recipe's settings
 
 
 def test_hparams_pass_to_the_sampler_by_name():

@@ -9,9 +9,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import NO_DROPOUT, build
-from test_decoder_scan import F32, PADDED, arguments, assert_equal, batch_of, decode
-from torch import Tensor
-from torch.autograd import grad
+from test_decoder_scan import F32, PADDED, assert_equal, batch_of, run
+from torch.testing import assert_close
 
 from decoder import graphs
 from decoder.graphs import STEPS
@@ -19,7 +18,6 @@ from training.device import use_full_precision
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
-FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nMore")
 
 
 class StandIn:
@@ -47,57 +45,36 @@ def captured(monkeypatch):
     return capture
 
 
-def results(inputs: list[Tensor], masked: bool = False, **options) -> list[Tensor]:
-    """Outputs, and the gradients of the inputs."""
-    T, B, _ = inputs[0].shape
-    generator = torch.Generator().manual_seed(T + B)
-    masks = [torch.rand(T, B, 3, generator=generator).to(DEVICE) > 0.3 for _ in range(2)]
-    masks = masks if masked else (None, None)
-    outputs = decode(inputs, masks=masks, scales=(1.4, 1.6), **options)
-    return [*outputs, *grad(sum(output.square().sum() for output in outputs), inputs)]
-
-
-def inputs_of(T: int, B: int) -> list[Tensor]:
-    return [x.detach().to(DEVICE).requires_grad_() for x in arguments(T, B, dtype=F32)]
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_graphs_give_the_same_numbers_and_are_captured_once(captured, monkeypatch, masked, dtype):
-    """Both batches have the shapes of the first, but other weights, lengths and texts."""
-    for B in (3, 5, 8):
-        inputs = inputs_of(2 * STEPS + 3, B)
-        with_graphs = results(inputs, masked, dtype=dtype)
-        with monkeypatch.context() as patch:
-            patch.setattr(graphs, "_enabled", False)
-            expected = results(inputs, masked, dtype=dtype)
-        assert all(map(torch.equal, with_graphs, expected))
-    results(inputs_of(STEPS - 1, 3))  # needs none
-    kinds = [type(call.args[0]).__name__ for call in captured.call_args_list]
-    assert kinds == ["AttendForward", "LSTMForward", "LSTMBackward", "AttendBackward"]
+def results(n_clips: int, **settings) -> tuple[dict, dict, dict]:
+    """Returns outputs and gradients of STEPS steps, always with the same weights."""
+    batch = batch_of(([6] * n_clips, [STEPS] * n_clips), F32).to(DEVICE)
+    return run(build(**NO_DROPOUT, **settings).to(DEVICE), batch, "scan")
 
 
 @pytest.mark.parametrize("changes", [{}, NO_DROPOUT, {"n_frames_per_step": 3}])
-def test_the_model_in_graphs_equals_the_reference(captured, changes):
-    model = build(**changes).to(DEVICE)
-    for lengths in (PADDED, ([40, 33], [70, 4]), PADDED):
-        batch = batch_of(*lengths, F32, model.hparams.n_frames_per_step)
-        assert_equal(model, batch.to(DEVICE), 1e-4)
-    assert captured.called
+def test_graphs_are_captured_once_and_the_model_equals_the_reference(captured, changes):
+    """All batches have the shapes of the first, but other weights, lengths and texts."""
+    for lengths in (PADDED, ([30, 23, 8, 2], [70, 4, 66, 28]), ([9], [24])):
+        model = build(**changes)
+        for weight in model.parameters():
+            weight.data += 0.2 * torch.randn_like(weight)
+        batch = batch_of(lengths, F32, model.hparams.n_frames_per_step)
+        assert_equal(model.to(DEVICE), batch.to(DEVICE), 1e-4)
+    assert captured.call_count == (4 if changes is NO_DROPOUT else 6)  # forward without dropout
 
 
 @use_full_precision()  # which restores it
 def test_graphs_of_one_precision_are_not_used_in_another(captured):
     for allowed, n_captured in ((False, 4), (True, 8), (False, 8)):
         torch.backends.cuda.matmul.allow_tf32 = allowed
-        results(inputs_of(STEPS, 3))
+        results(3)
         assert captured.call_count == n_captured
 
 
 def test_graphs_of_all_shapes_share_the_memory_of_the_largest(captured):
     memory = []
     for B in (20, 12, 4):
-        results(inputs_of(STEPS, B))
+        results(B)
         buffers = [x for graph in graphs._graphs.values() for x in (*graph.written, *graph.read)]
         memory.append({x.untyped_storage().data_ptr() for x in buffers if x is not None})
     assert captured.call_count == 3 * 4 and memory[0] == memory[1] == memory[2]
@@ -106,27 +83,18 @@ def test_graphs_of_all_shapes_share_the_memory_of_the_largest(captured):
 # Failures
 
 
-@pytest.mark.parametrize("error", [RuntimeError("not permitted\nCompile"), FULL, KeyError("what")])
-def test_a_shape_that_cannot_be_captured_runs_without(captured, capsys, error):
-    """The note says so once, and the error keeps no tensor."""
-    inputs, tensors = inputs_of(STEPS + 2, 3), []
-    expected = results(inputs)
+@pytest.mark.parametrize(("precision", "n_captured"), [("fp32", 4), ("bf16", 6)])
+def test_a_shape_that_cannot_be_captured_runs_without(captured, capsys, precision, n_captured):
+    """Validation is in fp32."""
+    expected = results(3, precision=precision)
     graphs._graphs.clear()
     captured.reset_mock()
-
-    def capture(loop, written, read):
-        held = torch.zeros(9)
-        tensors.append(weakref.ref(held))
-        raise error
-
-    captured.side_effect = capture
+    captured.side_effect = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nMore")
     for _ in range(2):
-        assert all(map(torch.equal, results(inputs), expected))
+        assert_close(results(3, precision=precision), expected, rtol=0.01, atol=1e-3)
     notes = capsys.readouterr().out.splitlines()
-    assert captured.call_count == len(notes) == 4
-    assert f"AttendForward for 8 clips ({type(error).__name__}: " in notes[0]
-    error.__traceback__ = None  # which the test itself would hold
-    assert not any(tensor() is not None for tensor in tensors)
+    assert captured.call_count == len(notes) == n_captured
+    assert "AttendForward for 8 clips (OutOfMemoryError: " in notes[0]
 
 
 @pytest.mark.skipif(not GPU, reason="there is no GPU")
@@ -136,19 +104,15 @@ def test_a_capture_that_fails_does_not_break_the_next():
     for B in (3, 20):
         with pytest.raises(RuntimeError):
             graphs._capture(waits, [torch.zeros(3, device=DEVICE)])
-        results(inputs_of(STEPS, B))
+        results(B)
         assert all(graphs._graphs.values())
-    assert len(graphs._graphs) == 8
 
 
-def test_graphs_that_are_turned_off_give_back_buffers_and_pool(captured, monkeypatch):
-    if not GPU:
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", Mock(side_effect=[1, 2]))
-    inputs, first = inputs_of(STEPS, 3), graphs._pool()
-    expected = results(inputs)
+def test_graphs_that_are_turned_off_give_back_their_memory(captured):
+    expected = results(3)
     memory = [weakref.ref(buffer) for buffer in graphs._buffers.values()]
     captured.reset_mock()  # which holds them too
     assert graphs.turn_off() and not graphs.turn_off()
-    assert all(buffer() is None for buffer in memory) and graphs._pool() != first
-    assert all(map(torch.equal, results(inputs), expected)) and not captured.called
-    graphs._pool.cache_clear()
+    assert memory and all(buffer() is None for buffer in memory)
+    assert_close(results(3), expected, rtol=0.01, atol=1e-3)
+    assert not captured.called

@@ -1,6 +1,5 @@
 import contextlib
-import re
-from unittest.mock import Mock
+import copy
 
 import pytest
 import torch
@@ -14,9 +13,6 @@ from decoder import check_fast_path
 from hparams import HParams
 from layers import draw_mask
 from loss_function import Tacotron2Loss
-
-DECODERS = ("reference", "scan", "auto")
-
 
 # Teacher forcing
 
@@ -35,7 +31,7 @@ def test_outputs_have_the_batchs_shapes_and_padding_is_masked(batch):
         assert unmasked.mel[i].all() and (unmasked.gate[i] != 1e3).all()
 
 
-def test_a_frame_depends_on_earlier_frames_only_and_the_first_on_zeros():
+def test_a_frame_depends_on_earlier_frames_only():
     model = build(**NO_DROPOUT).eval()
     batch = noise_batch([7, 5], [9, 9])
     changed = batch._replace(mel=batch.mel.clone())
@@ -43,41 +39,26 @@ def test_a_frame_depends_on_earlier_frames_only_and_the_first_on_zeros():
     before, after = model(batch).mel, model(changed).mel
     assert_close(before[:, :, :6], after[:, :, :6])
     assert (before[:, :, 6:] != after[:, :, 6:]).any()
-    assert_close(before[0, :, 0], model.inference(batch.text[:1]).mel[0, :, 0])
 
 
 def test_three_frames_a_step_are_one_frame_of_three_times_the_bands():
-    """Such a decoder has the same weights. So has inference."""
-    never = {"end_steps": 1, "end_threshold": 0.9999, "max_decoder_steps": 4}
-    several = build(**NO_DROPOUT, **never, n_frames_per_step=3)
-    single = build(**NO_DROPOUT, **never, n_mel_channels=30)
-    single.decoder.load_state_dict(several.decoder.state_dict())  # with their shapes
-    batch = noise_batch([7, 5, 3], [9, 12, 4], 3)
-    memory, padding = torch.randn(3, 7, 8), torch.zeros(3, 7, dtype=torch.bool)
+    """Such a decoder has the same weights."""
+    several = build(**NO_DROPOUT, n_frames_per_step=3).decoder
+    single = build(**NO_DROPOUT, n_mel_channels=30).decoder
+    single.load_state_dict(several.state_dict())  # with their shapes
+    mel, memory = torch.randn(3, 10, 12), torch.randn(3, 7, 8)
+    padding = torch.zeros(3, 7, dtype=torch.bool)
 
     def by_step(mel):  # (B, 10, 12) -> (B, 30, 4)
         return mel.unflatten(2, (4, 3)).permute(0, 3, 1, 2).flatten(1, 2)
 
-    trained = several.decoder(memory, batch.mel, padding)
-    spoken = several.decoder.generate(memory, padding, several.hparams)[:3]
-    single_trained = single.decoder(memory, by_step(batch.mel), padding)
-    single_spoken = single.decoder.generate(memory, padding, single.hparams)
-    for ours, expected in ((trained, single_trained), (spoken, single_spoken)):
-        mel, gate, alignment = ours
-        assert_close((by_step(mel), gate), expected[:2])
-        assert_close(alignment, expected[2].repeat_interleave(3, 1))
-
-    output = several(batch)
-    assert (output.gate == 1e3).tolist() == [[False] * 3 + [True], [False] * 4, [0, 0, 1, 1]]
-    for i, n_frames in enumerate((9, 12, 4)):
-        assert output.mel[i, :, :n_frames].all() and not output.mel_postnet[i, :, n_frames:].any()
-    for logit, n_frames in ((-100, 12), (100, 3)):
-        spoken = set_gate(several, logit).eval().inference(batch.text, batch.text_lengths)
-        assert spoken.mel_lengths.tolist() == [n_frames] * 3
-        assert spoken.mel.shape == (3, 10, n_frames)
+    expected = single(memory, by_step(mel), padding)
+    mel, gate, alignment = several(memory, mel, padding)
+    assert_close((by_step(mel), gate), expected[:2])
+    assert_close(alignment, expected[2].repeat_interleave(3, 1))
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("decoder", ["reference", "scan"])
 def test_the_decoders_dropout_is_of_the_carried_states(decoder):
     """Whole steps are dropped: with p near 1 nothing of the LSTMs is left but the context."""
     rates = {"p_attention_dropout": 0.999999, "p_decoder_dropout": 0.999999}
@@ -92,7 +73,6 @@ def test_the_decoders_dropout_is_of_the_carried_states(decoder):
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.999999])
 def test_a_mask_drops_the_share_it_should(p):
     mask = draw_mask(p, (101, 1000), torch.device("cpu"))
-    assert mask.shape == (101, 1000) and mask.dtype is torch.bool
     dropped = 1 - mask.double().mean().item()
     assert abs(dropped - p) <= 5 * (p * (1 - p) / mask.numel()) ** 0.5
     for step in (1, 2):  # units that share a random number, and those that do not
@@ -106,15 +86,12 @@ def test_only_the_prenet_is_random_in_validation(batch):
         assert torch.equal(model(batch).mel, model(batch).mel) == same
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize(
-    "name",
-    ["postnet.convolutions.0.0.conv.weight", "decoder.attention_rnn.weight_hh", "embedding.weight"],
-)
-def test_gradients_on_a_padded_batch_are_finite_differences(batch, name, decoder):
+@pytest.mark.parametrize("decoder", ["reference", "scan"])
+def test_gradients_on_a_padded_batch_are_finite_differences(batch, decoder):
     """The first postnet convolution is where a mask written in place makes them wrong."""
     model = build(**NO_DROPOUT, decoder=decoder).double()
     batch = batch._replace(mel=batch.mel.double(), gate=batch.gate.double())
+    name = "postnet.convolutions.0.0.conv.weight"
 
     def loss(weight):
         return Tacotron2Loss()(functional_call(model, {name: weight}, (batch,)), batch).total
@@ -123,7 +100,7 @@ def test_gradients_on_a_padded_batch_are_finite_differences(batch, name, decoder
     assert gradcheck(loss, weight, rtol=1e-5, atol=1e-8, fast_mode=True)
 
 
-@pytest.mark.parametrize("decoder", ("reference", "scan"))
+@pytest.mark.parametrize("decoder", ["reference", "scan"])
 def test_every_tensor_is_on_the_models_device_and_none_comes_back(batch, decoder, monkeypatch):
     """As on a GPU, where a step would wait for it. No number can come back from the device
     "meta"."""
@@ -134,6 +111,16 @@ def test_every_tensor_is_on_the_models_device_and_none_comes_back(batch, decoder
 
 
 # Inference
+
+
+@pytest.mark.parametrize("n_frames_per_step", [1, 3])
+def test_speech_is_what_is_predicted_from_its_own_frames(n_frames_per_step):
+    changes = {"n_frames_per_step": n_frames_per_step, "max_decoder_steps": 4}
+    model = set_gate(build(**NO_DROPOUT, **changes), -100).eval()
+    batch = noise_batch([7], [4 * n_frames_per_step], n_frames_per_step)
+    spoken = model.inference(batch.text)
+    predicted = model(batch._replace(mel=spoken.mel))
+    assert_close(tuple(predicted), tuple(spoken)[:4])
 
 
 def test_inference_of_a_batch_is_that_of_each_clip():
@@ -149,22 +136,18 @@ def test_inference_of_a_batch_is_that_of_each_clip():
         alone = model.inference(batch.text[i : i + 1, :n_chars])
         assert alone.mel_lengths.item() == n_frames
         assert alone.stopped.item() == together.stopped[i]
-        for ours, mel in ((together.mel, alone.mel), (together.mel_postnet, alone.mel_postnet)):
-            assert_close(ours[i, :, :n_frames], mel[0])
-        assert_close(together.gate[i, :n_frames], alone.gate[0])
+        assert_close(together.mel_postnet[i, :, :n_frames], alone.mel_postnet[0])
         assert_close(together.alignment[i, :n_frames, :n_chars], alone.alignment[0])
         assert not together.mel_postnet[i, :, n_frames:].any()
 
 
 def test_speech_is_the_mean_of_several_readings(monkeypatch):
-    model = set_gate(build(max_decoder_steps=8), -100).eval()
-    text = noise_batch([7], [8]).text
-
-    def deviation(n_readings):  # of the frames, from one draw of the prenet's dropout to another
+    model, deviations = set_gate(build(max_decoder_steps=8), -100).eval(), []
+    for n_readings in (1, 16):
         monkeypatch.setattr("model.N_READINGS", n_readings)
-        return torch.stack([model.inference(text).mel for _ in range(20)]).std(0).mean()
-
-    assert deviation(16) < deviation(1) / 2  # a quarter of it
+        mels = model.inference(noise_batch([7], [8]).text.repeat(20, 1)).mel
+        deviations.append(mels.std(0).mean())
+    assert deviations[1] < deviations[0] / 2  # a quarter of it
 
 
 def test_a_clip_has_ended_unless_it_goes_on_in_each_of_the_last_steps():
@@ -175,10 +158,6 @@ def test_a_clip_has_ended_unless_it_goes_on_in_each_of_the_last_steps():
     for n, expected in ((1, [9, 9, 3, 9]), (3, [9, 1, 2, 9]), (40, [6, 1, 2, 9])):
         ended = model_module.has_ended(torch.logit(p, eps=1e-7), HParams(end_steps=n))
         assert (~ended).sum(1).tolist() == expected
-        doubt = torch.logit(torch.full((1, 2000), 0.01))
-        doubt[0, 1000] = 5
-        ended = model_module.has_ended(doubt, HParams(end_steps=n))
-        assert ended[0].tolist() == [False] * 1000 + [True] * 1000
 
 
 def test_a_clip_ends_once_attention_has_stayed_on_its_last_symbol():
@@ -193,31 +172,21 @@ def test_a_clip_ends_once_attention_has_stayed_on_its_last_symbol():
 # A changed model
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("decoder", ["reference", "scan", "auto"])
 def test_an_unchanged_model_passes_the_check_and_stays_as_it_was(batch, decoder):
-    model = build(decoder=decoder, precision="bf16").eval()
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model = build(decoder=decoder, precision="bf16")
+    state = copy.deepcopy(model.state_dict())
     random = torch.get_rng_state()
     assert check_fast_path(model, batch) is None
     assert torch.equal(torch.get_rng_state(), random)
-    assert_close(dict(model.state_dict()), state, rtol=0, atol=0)
-    assert all(parameter.grad is None for parameter in model.parameters())
+    assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
     assert model.decoder.implementation == decoder.replace("auto", "scan")
-    assert not model.training and model.training_dtype is torch.bfloat16
+    assert model.training and model.training_dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("hook", "expected"),
-    [
-        (lambda _module, _args, x: (x[0], x[1].detach()), "decoder's modules .*gradient of"),
-        (Mock(side_effect=KeyError("nobody")), "modules raise KeyError: 'nobody'"),
-    ],
-)
-def test_a_changed_module_is_noticed_and_used(batch, hook, expected):
+def test_a_module_whose_gradient_is_changed_is_noticed_and_used(batch):
     model = build(decoder="scan")
+    hook = lambda module, inputs, outputs: (outputs[0], outputs[1].detach())  # noqa: E731
     model.decoder.attention_layer.register_forward_hook(hook)
-    note = check_fast_path(model, batch)
-    assert re.search(expected, note) and "\n" not in note
+    assert "scan differs from the decoder's modules (gradient of" in check_fast_path(model, batch)
     assert model.decoder.implementation == "reference"
-    if "raise" not in note:
-        model(batch).mel.sum().backward()

@@ -7,25 +7,21 @@
 
 After Gonzalez et al., "On batching variable size inputs for training end-to-end speech enhancement
 systems" (2023); section numbers are theirs. Shapes: B batch, T samples, K frames, C channels.
-From top to bottom: speech and noise, the mixtures, the model, the loss, one training.
 """
 
 import argparse
-import glob
 import json
 import math
 import resource
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import soundfile
 import torch
 from numpy import ndarray
-from numpy.random import Generator
-from scipy.signal import resample_poly
+from scipy.signal import resample_poly, welch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
@@ -33,10 +29,6 @@ from torch.utils.data import DataLoader, Dataset
 from batching import EpochBatchSampler, batch_statistics
 
 SAMPLING_RATE = 8000  # Hz
-SNR_RANGE = (-5.0, 10.0)  # dB (Sec. 4)
-N_TALKERS = 8  # in babble
-LEARNING_RATE = 1e-3  # of Adam (Sec. 3)
-MAX_GRADIENT_NORM = 5.0  # Sec. 3
 
 
 def stop(message: str) -> None:
@@ -46,11 +38,8 @@ def stop(message: str) -> None:
 
 
 def read_clips(folder: Path) -> list[ndarray]:
-    """Returns all wavs and flacs below ``folder`` in the order of their names, (T,) each, equally
-    loud."""
-    # glob leaves out what is hidden, and follows links.
-    files = glob.glob("**", root_dir=folder, recursive=True)
-    paths = sorted(folder / file for file in files if file.lower().endswith((".wav", ".flac")))
+    """Returns the wavs and flacs below ``folder``, sorted by name, (T,) each, equally loud."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".wav", ".flac"))
     clips = []
     if len(paths) < 16:
         stop(f"{folder}: has {len(paths)} wavs and flacs; give a folder with at least 16")
@@ -59,43 +48,21 @@ def read_clips(folder: Path) -> list[ndarray]:
             samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
         except (OSError, ValueError, soundfile.LibsndfileError) as error:  # ValueError: no length
             stop(f"{path}: {error}; replace it or take it out")
-        if not np.isfinite(samples).all() or not samples.mean(1).any():
-            stop(f"{path}: has no sound; take it out")
         clips.append(resample(samples.mean(1), SAMPLING_RATE, rate))
     return clips
 
 
 def resample(samples: ndarray, up: int, down: int) -> ndarray:
     """Returns (T * up / down,) samples with an RMS of 0.1."""
-    common = math.gcd(up, down)
-    samples = resample_poly(samples, up // common, down // common).astype(np.float32)
+    samples = resample_poly(samples, up, down).astype(np.float32)
     return samples * np.float32(0.1 / np.sqrt(np.square(samples).mean() + 1e-12))
 
 
-def shaped_noise(magnitudes: ndarray, rng: Generator) -> ndarray:
-    """Returns a minute of noise whose spectrum has these magnitudes, (129,), from 0 Hz to half
-    the sampling rate."""
+def shaped_noise(magnitudes: ndarray, rng: np.random.Generator) -> ndarray:
+    """Returns a minute of noise with these magnitudes (129,) from 0 Hz to half the rate."""
     spectrum = np.fft.rfft(rng.standard_normal(60 * SAMPLING_RATE))
     bins = np.linspace(0, len(magnitudes) - 1, len(spectrum))
     return np.fft.irfft(spectrum * np.interp(bins, np.arange(len(magnitudes)), magnitudes))
-
-
-def speech_spectrum(clips: list[ndarray]) -> ndarray:
-    """Returns (129,) magnitudes of the clips' average spectrum."""
-    joined = np.concatenate(clips)
-    frames = np.resize(joined, (-(-len(joined) // 256), 256)) * np.hanning(256)
-    return np.sqrt(np.square(np.abs(np.fft.rfft(frames))).mean(0))
-
-
-def part(recording: ndarray, n_samples: int, rng: Generator) -> ndarray:
-    """Returns (n_samples,) of a recording that starts at a random point and repeats."""
-    return np.resize(np.roll(recording, rng.integers(len(recording))), n_samples)
-
-
-def mix(speech: ndarray, noise: ndarray, snr: float) -> ndarray:
-    """Returns (T,) speech with noise, scaled so that their ratio is ``snr`` dB."""
-    gain = np.sqrt(np.square(speech).sum() / (np.square(noise).sum() + 1e-12)) * 10 ** (-snr / 20)
-    return (speech + gain * noise).astype(np.float32)
 
 
 def split_long(lengths: list[int], longest: int) -> ndarray:
@@ -103,9 +70,8 @@ def split_long(lengths: list[int], longest: int) -> ndarray:
     end of each piece, (n_pieces, 3); a short clip is one piece."""
     pieces = []
     for clip, length in enumerate(lengths):
-        n_pieces = math.ceil(length / longest)
-        limits = [i * length // n_pieces for i in range(n_pieces + 1)]
-        pieces += [(clip, start, end) for start, end in pairwise(limits)]
+        n = math.ceil(length / longest)
+        pieces += [(clip, i * length // n, (i + 1) * length // n) for i in range(n)]
     return np.array(pieces)
 
 
@@ -113,8 +79,7 @@ class Mixtures(Dataset):
     """Pairs of a mixture and its speech, (T,) each: of whole clips, or of pieces of long ones.
 
     Args:
-        longest: a piece's number of samples at most; longer mixtures are split (Sec. 4). With
-            None, there is no limit.
+        longest: a piece's number of samples at most, or None; longer ones are split (Sec. 4).
         mismatched: makes the voice lower and slower, and the noise pink, in four bursts a second.
     """
 
@@ -125,7 +90,8 @@ class Mixtures(Dataset):
             pink = shaped_noise(1 / np.sqrt(np.arange(1, 130)), rng)
             self.noise = pink * np.sin(4 * np.pi * np.arange(len(pink)) / SAMPLING_RATE) ** 4
         else:
-            self.clips, self.noise = clips, shaped_noise(speech_spectrum(clips), rng)
+            _, power = welch(np.concatenate(clips), nperseg=256)  # (129,)
+            self.clips, self.noise = clips, shaped_noise(np.sqrt(power), rng)
         lengths = [len(clip) for clip in self.clips]
         self.pieces = split_long(lengths, longest or max(lengths))  # clip, start, end
         self.lengths = self.pieces[:, 2] - self.pieces[:, 1]
@@ -136,15 +102,20 @@ class Mixtures(Dataset):
         self.mixtures = [self.make(i, epoch) for i in range(len(self.clips))]
 
     def make(self, i: int, epoch: int) -> ndarray:
-        """Returns (T,) clip ``i`` in speech-shaped noise or in babble of the other clips."""
+        """Returns (T,) clip ``i`` in speech-shaped noise or in babble of eight other clips."""
         rng, speech = np.random.default_rng((self.seed, epoch, i)), self.clips[i]
         if self.mismatched or rng.random() < 0.5:
-            noise = part(self.noise, len(speech), rng)
+            recordings = [self.noise]
         else:
             others = np.delete(np.arange(len(self.clips)), i)
-            talkers = rng.choice(others, min(N_TALKERS, len(others)), replace=False)
-            noise = sum(part(self.clips[talker], len(speech), rng) for talker in talkers)
-        return mix(speech, noise, rng.uniform(*SNR_RANGE))
+            talkers = rng.choice(others, min(8, len(others)), replace=False)
+            recordings = [self.clips[talker] for talker in talkers]
+        # Each starts at a random point and repeats.
+        rolled = (np.roll(recording, rng.integers(len(recording))) for recording in recordings)
+        noise = sum(np.resize(recording, len(speech)) for recording in rolled)
+        snr = rng.uniform(-5, 10)  # dB (Sec. 4)
+        gain = np.linalg.norm(speech) / (np.linalg.norm(noise) + 1e-6) * 10 ** (-snr / 20)
+        return (speech + gain * noise).astype(np.float32)
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -171,7 +142,7 @@ class CumulativeNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, K) → (B, C, K)
-        count = torch.arange(1, x.shape[2] + 1, device=x.device) * x.shape[1]
+        count = torch.arange(1, x.shape[2] + 1) * x.shape[1]
         mean = x.sum(1, keepdim=True).cumsum(2) / count  # (B, 1, K)
         power = x.square().sum(1, keepdim=True).cumsum(2) / count
         scale = (power - mean.square()).clamp(min=0).add(1e-5).rsqrt()
@@ -226,36 +197,32 @@ class ConvTasNet(nn.Module):
 
 def masked_snr(estimate: Tensor, speech: Tensor, lengths: Tensor) -> Tensor:
     """Returns the SNR in dB of each estimate (B, T), without padding (Fig. 1): (B,)."""
-    mask = torch.arange(speech.shape[1], device=speech.device) < lengths[:, None]
+    mask = torch.arange(speech.shape[1]) < lengths[:, None]
     signal, error = ((x * mask).square().sum(1) for x in (speech, estimate - speech))
     return 10 * torch.log10((signal + 1e-3) / (error + 1e-3))  # a pause has no signal
 
 
 @torch.no_grad()
-def snr_improvement(model: nn.Module, clips: list, device: str, mismatched: bool) -> float:
-    """Returns the mean ΔSNR, by how many dB the model's outputs are better than their mixtures:
-    always the same four of every clip, whose noise is made of these clips too."""
+def snr_improvement(model: nn.Module, clips: list, mismatched: bool) -> float:
+    """Returns by how many dB outputs are better than mixtures: always the same four of a clip."""
     data, gains = Mixtures(clips, seed=2**31, mismatched=mismatched), []
     for epoch in range(4):
         data.set_epoch(epoch)
         for pair in data:
-            mixture, speech, lengths = (x.to(device) for x in collate([pair]))
+            mixture, speech, lengths = collate([pair])
             after = masked_snr(model(mixture), speech, lengths)
             gains.append(float(after - masked_snr(mixture, speech, lengths)))
     return float(np.mean(gains))
 
 
-def peak_memory(device: str) -> float:
-    """Returns the peak so far, in megabytes: of tensors on a GPU; of the process on a CPU."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e6
+def peak_memory() -> float:
+    """Returns the process's peak so far, in megabytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 def train(args: argparse.Namespace) -> dict:
     """Trains and evaluates a model; returns everything that the table needs."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     clips = read_clips(args.wavs)
     held_out, training = clips[::8], [clip for i, clip in enumerate(clips) if i % 8]
     # A capacity is a number of samples. A mixture that would not fit into a batch is split.
@@ -269,57 +236,47 @@ def train(args: argparse.Namespace) -> dict:
         batch_size=args.batch_size or 1,
         capacity=capacity,
         bucket_edges="uniform",  # BKT: ten buckets, with limits at equal distances (Sec. 4)
-        n_buckets=10,
     )
     loader = DataLoader(data, batch_sampler=sampler, collate_fn=collate)
 
     torch.manual_seed(args.seed)
-    model = ConvTasNet().to(device)
-    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, fused=True)
-    model(
-        torch.zeros(1, 800, device=device)
-    ).sum().backward()  # loads libraries, which are not counted
-    before, seconds, cpu_seconds, losses, plans = peak_memory(device), 0.0, 0.0, [], []
+    model = ConvTasNet()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)  # Sec. 3
+    model(torch.zeros(1, 800)).sum().backward()  # loads libraries, which are not counted
+    before, seconds, cpu_seconds, losses, plans = peak_memory(), 0.0, 0.0, [], []
     for epoch in range(args.epochs):
         data.set_epoch(epoch)
         total, start, cpu_start = 0.0, time.perf_counter(), time.process_time()
-        for batch in loader:  # the sampler goes on to its next epoch by itself
-            mixture, speech, lengths = (x.to(device) for x in batch)
+        for mixture, speech, lengths in loader:  # in every iteration the next epoch
             loss = -masked_snr(model(mixture), speech, lengths).mean()
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm=5.0)  # Sec. 3
             optimizer.step()
-            total += loss.detach() * len(lengths)
-        losses.append(float(total) / len(data))  # waits for the GPU
+            total += loss.item() * len(lengths)
+        losses.append(total / len(data))
         seconds += time.perf_counter() - start
         cpu_seconds += time.process_time() - cpu_start
         plans.append(batch_statistics(data.lengths, sampler.plan))
-    memory_mb = peak_memory(device) - before
 
     return {
         **{name: value for name, value in vars(args).items() if name not in ("wavs", "output")},
-        "clips": len(training),
-        "clip_seconds": sum(len(clip) for clip in training) / SAMPLING_RATE,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "memory_mb": memory_mb,
+        "memory_mb": peak_memory() - before,
         "zpr": float(np.mean([plan.zpr_of_data for plan in plans])),  # eq. 1
         "batches": float(np.mean([plan.n_batches for plan in plans])),
         "largest_batch_seconds": max(plan.max_padded_length for plan in plans) / SAMPLING_RATE,
         "losses": losses,
-        "matched": snr_improvement(model, held_out, device, mismatched=False),
-        "mismatched": snr_improvement(model, held_out, device, mismatched=True),
+        "matched": snr_improvement(model, held_out, mismatched=False),
+        "mismatched": snr_improvement(model, held_out, mismatched=True),
     }
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a small Conv-TasNet to remove noise.")
-    parser.register("type", Path, lambda path: Path(path).expanduser())
     add = parser.add_argument
     add("wavs", type=Path, help="folder of wavs of any sampling rate, and of folders with wavs")
     add("-o", "--output", type=Path, required=True, help="result file (json)")
