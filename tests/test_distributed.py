@@ -20,6 +20,7 @@ from data_utils import (
 from hparams import create_hparams
 from loss_function import Tacotron2Loss
 from model import Tacotron2
+from speech import load_model
 from training import checkpoint
 from training.validation import validate
 
@@ -105,35 +106,28 @@ def test_a_step_is_that_of_one_process_on_the_union_of_its_batches(tmp_path, set
 
 
 def test_a_signal_to_one_stops_all_and_resuming_is_exact(tmp_path, settings, run):
-    # Every batch is saved.
-    settings += "epochs=2,epochs_per_validation=1,checkpoint_minutes=1e-9,keep_checkpoints=99"
-    settings += ",n_frames_per_step=2"
+    settings += "epochs=2,epochs_per_validation=1,n_frames_per_step=2,"
+    settings += "checkpoint_minutes=1e-9,keep_checkpoints=99"  # every batch is saved
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     statuses, output, _ = processes(3, whole, settings)
-    assert statuses == {0}, output
-    assert "training on 3 x CPU" in output and output.count("epoch 2: validation loss") == 1
+    assert statuses == {0} and output.count("epoch 2: validation loss") == 1, output
 
     fault = "os.kill(os.getpid(), signal.SIGTERM)"
     statuses, output, errors = processes(3, broken, settings, fault=fault)
     assert (statuses, errors) == ({143}, [])
-    stopped = r"^SIGTERM: saved \S+ after 1 epoch and 1 batch; --resume continues there$"
-    assert len(re.findall(stopped, output, re.M)) == 1, output
+    assert len(re.findall("^SIGTERM: saved .* after 1 epoch and 1 batch", output, re.M)) == 1
     with pytest.raises(UserError, match="by 3 processes within epoch 2, now there are 1; use"):
         run("broken", "", "--resume")
     statuses, output, _ = processes(3, broken, "", "--resume")
     assert statuses == {0}, output
     assert_same_run(whole, broken)
 
-    statuses, output, _ = processes(2, broken, "", "--resume")
-    assert statuses == {0} and output.count("2 epochs of 2 done") == 1
-
     # Validation is that of one process.
     hparams = create_hparams(settings)
     _, clips = load_data(hparams)
     dataset = MelDataset(clips, open_mels(clips, hparams), 2)
     batches = validation_batches(clips, hparams)
-    model = Tacotron2(hparams)
-    checkpoint.load_weights(model, checkpoint.load_newest(whole)[1], whole)
+    model = load_model(whole, decoder=hparams.decoder)
     expected, _ = validate(model, dataset, batches, Tacotron2Loss())
     *_, last = records(whole, "validation")
     for name, value in expected.items():
