@@ -40,9 +40,11 @@ def snr(estimate: np.ndarray | torch.Tensor, speech: np.ndarray | torch.Tensor) 
 
 @pytest.fixture
 def wavs(tmp_path: Path) -> Path:
-    """16 tones of 0.1 to 0.6 s, with several sampling rates; one, a flac, is in a folder below."""
+    """16 tones of 0.1 to 0.6 s, with several sampling rates; one, a flac, is in a folder below. A
+    hidden file is none of them."""
     folder = tmp_path / "wavs"
     (folder / "more").mkdir(parents=True)
+    (folder / "more/.06.wav").touch()
     for i in range(16):
         path = folder / ("more/05.FLAC" if i == 5 else f"{i:02d}.wav")
         write_tone(path, 0.1 + 0.5 * (i * 5 % 16) / 15, rate=(8000, 16000, 22050)[i % 3])

@@ -10,6 +10,7 @@ systems" (2023); section numbers are theirs. Shapes: B batch, T samples, K frame
 """
 
 import argparse
+import glob
 import json
 import math
 import resource
@@ -39,7 +40,9 @@ def stop(message: str) -> None:
 
 def read_clips(folder: Path) -> list[ndarray]:
     """Returns the wavs and flacs below ``folder``, sorted by name, (T,) each, equally loud."""
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".wav", ".flac"))
+    # glob leaves out what is hidden, and follows links.
+    files = glob.glob("**", root_dir=folder, recursive=True)
+    paths = sorted(folder / file for file in files if file.lower().endswith((".wav", ".flac")))
     clips = []
     if len(paths) < 16:
         stop(f"{folder}: has {len(paths)} wavs and flacs; give a folder with at least 16")
@@ -48,6 +51,8 @@ def read_clips(folder: Path) -> list[ndarray]:
             samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
         except (OSError, ValueError, soundfile.LibsndfileError) as error:  # ValueError: no length
             stop(f"{path}: {error}; replace it or take it out")
+        if not np.isfinite(samples).all() or not samples.mean(1).any():
+            stop(f"{path}: has no sound; take it out")
         clips.append(resample(samples.mean(1), SAMPLING_RATE, rate))
     return clips
 
@@ -277,6 +282,7 @@ def train(args: argparse.Namespace) -> dict:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a small Conv-TasNet to remove noise.")
+    parser.register("type", Path, lambda path: Path(path).expanduser())
     add = parser.add_argument
     add("wavs", type=Path, help="folder of wavs of any sampling rate, and of folders with wavs")
     add("-o", "--output", type=Path, required=True, help="result file (json)")
