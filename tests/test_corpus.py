@@ -81,8 +81,7 @@ def test_ten_problems_of_a_kind_are_listed(hparams):
     assert len(lines) == 12 and lines[9].endswith(" (15 more lines like it)")
 
 
-COMMENTS = b"INFO" + 300 * (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4)
-COMMENTS = b"LIST" + len(COMMENTS).to_bytes(4, "little") + COMMENTS
+COMMENTS = b"LIST" + (12_000).to_bytes(4, "little") + 12_000 * b" "
 
 
 @pytest.mark.parametrize(("kind", "metadata"), [("WAV", b""), ("WAV", COMMENTS), ("FLAC", b"")])

@@ -41,6 +41,8 @@ def test_each_list_may_have_a_folder_of_its_own(corpus, hparams, monkeypatch):
     mels = open_mels([*train, *val], hparams)
     lengths = [soundfile.info(path).frames // hparams.hop_length + 1 for path in paths]
     assert [len(mels(clip)) for clip in train] == lengths and lengths[:3] != lengths[3:]
+    moved = [clip._replace(path="moved.wav", location="moved.txt:1") for clip in train]
+    assert data_utils.data_fingerprint((moved, val)) == data_utils.data_fingerprint((train, val))
 
 
 def test_validation_texts_that_are_trained_on_are_counted(corpus, hparams, capsys):
@@ -69,10 +71,9 @@ def test_the_capacity_that_a_refusal_suggests_is_accepted(n_frames, rate, hop, p
     assert data_utils.frames_of_steps(sampler, clips)[:, :, 0].max() <= limit
 
 
-@pytest.mark.parametrize("cache", [True, False])
-def test_up_to_one_percent_of_bad_clips_can_be_skipped(corpus, hparams, capsys, cache):
-    """Also when the mels are cached already, whose samples are not checked again."""
-    hparams = replace(hparams, on_bad_clip="skip", cache_mels=cache)
+def test_up_to_one_percent_of_bad_clips_can_be_skipped(corpus, hparams, capsys):
+    """Also when the mels of the others are cached."""
+    hparams = replace(hparams, on_bad_clip="skip")
     soundfile.write(corpus / "silent.wav", np.zeros(9000), 22050)
     names = [f"many{i}.wav" for i in range(200)]
     for name in names:
@@ -110,33 +111,24 @@ def test_collate_pads_and_sorts_by_text_length():
     assert batch.gate.tolist() == [[1, 1], [0, 1], [1, 1]]
 
 
-def test_with_several_frames_a_step_batches_stay_within_the_capacity(settings):
-    hparams = create_hparams(settings + "n_frames_per_step=3,batch_capacity=100")
-    clips, _ = load_data(hparams)
-    longest = max(clip.n_frames for clip in clips)
-    whole = -(-longest // 3) * 3
-    with pytest.raises(UserError, match=f"has {whole} frames, .* set batch_capacity={whole} or"):
-        load_data(replace(hparams, batch_capacity=longest))
-    dataset = MelDataset(clips, lambda clip: np.zeros((clip.n_frames, 10), np.float32), 3)
-    sampler = data_utils.training_sampler(clips, hparams)
-    frames = data_utils.frames_of_steps(sampler, clips)[:, 0]
-    batches = list(load_ahead(dataset, sampler.plan))
-    assert [batch.mel[:, 0].numel() for batch in batches] == frames[:, 0].tolist()
-    assert [int(batch.mel_lengths.sum()) for batch in batches] == frames[:, 1].tolist()
-    assert frames[:, 0].max() <= 100 and not (frames[:, 0] % 3).any()
-
-
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_batches_follow_the_plan_in_order_and_are_loaded_ahead(hparams, clips, num_threads):
-    """By that many threads, one batch each; and no thread is left, however the loop ends."""
-    sampler, asked = data_utils.training_sampler(clips, hparams), []
+@pytest.mark.parametrize(("num_threads", "n_frames_per_step"), [(1, 3), (3, 1)])
+def test_batches_follow_the_plan_and_are_loaded_ahead(
+    settings, clips, num_threads, n_frames_per_step
+):
+    """By that many threads, one batch each; and no thread is left after an error."""
+    steps = f"n_frames_per_step={n_frames_per_step},batch_capacity=100"
+    sampler, asked = data_utils.training_sampler(clips, create_hparams(settings + steps)), []
 
     def zeros(clip):
         asked.append(clip)
         return np.zeros((clip.n_frames, 10), np.float32)
 
-    data, state = MelDataset(clips, zeros), torch.get_rng_state()
+    data, state = MelDataset(clips, zeros, n_frames_per_step), torch.get_rng_state()
+    frames = data_utils.frames_of_steps(sampler, clips)[:, 0]
     batches = list(load_ahead(data, sampler, num_threads=num_threads))
+    assert [batch.mel[:, 0].numel() for batch in batches] == frames[:, 0].tolist()
+    assert [int(batch.mel_lengths.sum()) for batch in batches] == frames[:, 1].tolist()
+    assert frames[:, 0].max() <= 100 and not (frames[:, 0] % n_frames_per_step).any()
     for batch, indices in zip(batches, sampler.plan, strict=True):
         assert sorted(batch.indices) == sorted(indices)
         for row, i in enumerate(batch.indices):

@@ -21,7 +21,6 @@ from corpus.audio import MelSpectrogram
 from corpus.clips import load_clips
 from hparams import HParams, create_hparams
 from scripts import prepare_corpus, prepare_ljspeech
-from training.checkpoint import load_checkpoint, rebuild
 
 RATE = 22050
 
@@ -57,10 +56,7 @@ def lists(name):
 def printed_settings(printed):
     """The settings of the train.py command that was printed last."""
     command = shlex.split(printed.splitlines()[-1])
-    preset = command[command.index("--preset") + 1] if "--preset" in command else None
-    voice = Path(command[command.index("-c") + 1]) if "-c" in command else None
-    saved = rebuild(HParams, load_checkpoint(voice)["hparams"], voice) if voice else None
-    return create_hparams(command[-1], preset, saved)
+    return create_hparams(command[-1], "nvidia" if "nvidia" in command else None)
 
 
 def make_pairs(*samples, rate=RATE, **options):
