@@ -48,7 +48,7 @@ SOUNDS = {f"{name}.wav": TONE for name in GOOD} | {
     "convert/3.flac": TONE,
 }
 BAD_CLIPS = {  # lines of a filelist
-    "0.wav": "'0.wav' is not path|text; write a path, one |",
+    "0.wav|a|b": "'0.wav|a|b' is not path|text; write a path, one |",
     "0.wav|caf\udce9": "byte 0xe9 is not UTF-8",
     "99.wav|ok": "99.wav: no such file; fix its line, or set data_dir",
     "stereo.wav|ok": "stereo.wav: 2 channels; mix it down to mono (scripts/prepare_corpus.py ",
@@ -154,7 +154,6 @@ REFUSED = {
     "ignore_layers: the model has no 'prenet'; use some of ... decoder.prenet, ",
     "train.py -o new --resume -c tiny.pt": "--resume continues from the newest checkpoint in -o",
     "train.py -o new --warm_start": "--warm_start takes the weights of a checkpoint; name it",
-    "train.py -o new --n_gpus 2": "--n_gpus, --rank, --group_name: on several GPUs: torchrun ",
     f"train.py -o old.csv/run --hparams {DATA}": "old.csv/run: cannot be written (Not a directory)",
     f"train.py -o new -l logs/x --hparams {BAD_LISTS}": BAD_DATA,
     "evaluate.py -c tiny.pt -o old": "old.csv: exists already; give another -o, or",
@@ -186,7 +185,6 @@ REFUSED = {
     "prepare_ljspeech.py --data_dir corpora": "corpora/LJSpeech-1.1: has no metadata.csv; remove",
     "make_demo_corpus.py full": "full: has files not made with --clips 300 --duration_scale 1.0; ",
     "make_demo_corpus.py new --clips 0": "argument --clips: 0: use a whole number, 1 or more",
-    "make_demo_corpus.py new --duration_scale 9": "--duration_scale 9.0: use 0.35 to 3.0",
     "plot_batching.py empty.txt": "empty.txt: has no lengths; write a number a line, or the lines",
     "plot_batching.py lengths.txt": "lengths.txt:3: 'six': give a number above 0, or the lines",
     "enhance.py . -o new --batch_size 2": "a/noise.wav: ...; replace it or take it out",
