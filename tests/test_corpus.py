@@ -73,14 +73,6 @@ def test_filelists_of_other_systems_and_with_speakers_are_read(corpus, hparams, 
 # Checks
 
 
-def test_ten_problems_of_a_kind_are_listed(hparams):
-    silent, no_text = "".join(f"{i}.wav|tone\n" for i in range(20, 45)), "0.wav|\n1.wav|\n"
-    with pytest.raises(UserError) as error:
-        load_list(hparams, silent + no_text)
-    lines = str(error.value).splitlines()
-    assert len(lines) == 12 and lines[9].endswith(" (15 more lines like it)")
-
-
 COMMENTS = b"LIST" + (12_000).to_bytes(4, "little") + 12_000 * b" "
 
 
@@ -93,8 +85,7 @@ def test_a_cut_is_noticed(corpus, hparams, kind, metadata):
     path.write_bytes(whole)
     assert len(load_list(hparams, "x.wav|tone")) == 1
     path.write_bytes(whole[:-1000])
-    problem = r"list\.txt:1: .*/x\.wav: (cut off|not .* readable|not as)"
-    with pytest.raises(UserError, match=problem):
+    with pytest.raises(UserError, match=r"list\.txt:1: .*/x\.wav: (cut off|not )"):
         load_list(hparams, "x.wav|tone")
 
 
@@ -145,9 +136,7 @@ def files(folder):
 def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips):
     for settings, listed, n_missing in (
         (hparams, clips[1:5], 4),
-        (hparams, clips[:4], 1),
-        (hparams, clips[::-1], 3),
-        (replace(hparams, batching_strategy="RAND"), clips, 0),
+        (replace(hparams, batching_strategy="RAND"), clips[::-1], 4),
         (replace(hparams, mel_fmax=7000.0), clips, 8),
     ):
         before = files(corpus)

@@ -24,7 +24,7 @@ from hparams import HParams, create_hparams
 
 
 def test_each_list_may_have_a_folder_of_its_own(corpus, hparams, monkeypatch):
-    """Clips with the same path in both folders are told apart, also in the mel cache."""
+    """Clips with the same path in both folders are told apart."""
     monkeypatch.chdir(corpus)
     for folder, first in (("one", 0), ("other", 4)):
         Path(folder).mkdir()

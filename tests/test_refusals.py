@@ -1,8 +1,8 @@
 """A refused call of any program is one line, or one line a problem; its status is 2; and it changes
 no byte.
 
-The tables say what is called, in a folder that has what is wrong, and how each line begins. ``...``
-stands for any words. A call that is not refused fails here, and so does one that writes.
+The tables say what is called, in a folder that has what is wrong, and how each line begins, where
+``...`` stands for any words.
 """
 
 import os
@@ -79,6 +79,7 @@ FILES = {
     "UTF-16.txt": "0.wav|a tone".encode("utf-16"),
     "latin.txt": b"one\n\xff",
     "dots.txt": "one\n...",
+    "many.txt": 25 * "99.wav|ok\n",
     "empty.txt": "",
     "lengths.txt": "5.1\n\nsix\n7\n",
     "noise.wav": "this is not sound",
@@ -206,6 +207,7 @@ DATA_SETTINGS = {
     "training_files=gone,validation_files=none": ["filelist 'gone': ", "filelist 'none': "],
     "training_files=UTF-16.txt": "UTF-16.txt: is UTF-16; save it as UTF-8",
     "training_files=empty.txt": "empty.txt: has no clips; write lines of path|text",
+    "training_files=many.txt": [f"many.txt:{n}: " for n in range(1, 11)],  # ten of each kind
     "training_files=val.txt": "filelist 'val.txt': is named twice",
     "batch_capacity_seconds=0.49": "train.txt:8: 7.wav has 40 frames",
     "batch_size=9": "setting batch_size=9: train.txt has 8 clips",
