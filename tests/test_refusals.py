@@ -70,7 +70,7 @@ BAD_CLIPS = {  # lines of a filelist
 BAD_ROWS = {  # of a corpus's table
     "0|one|one": "table/wavs/0.wav: 2 channels",
     "1|silent|silent": "table/wavs/1.wav: is silent",
-    "2||  ": "text '' has nothing to speak",
+    "../4|up|up": "../4: no such sound here",
     "one column": "1 field(s), where most lines have 3",
 }
 FILES = {
@@ -91,6 +91,7 @@ FILES = {
     "bar/1.txt": "This | that",
     "good/1.txt": "Another text",
     "corpora/LJSpeech-1.1/wavs/0.wav": "of an extraction that was stopped",
+    "other/LJSpeech-1.1/metadata.csv": "LJ001-0001|one|one\n",
 }
 TEXTS = ("bar/0", "good/0", "same/0", "same/1", "twice/1", "convert/1", "convert/3")
 FILES |= {f"{name}.txt": "A text" for name in TEXTS}
@@ -154,7 +155,6 @@ REFUSED = {
     "train.py -o new -c tiny.pt --warm_start --hparams ignore_layers=prenet": "setting "
     "ignore_layers: the model has no 'prenet'; use some of ... decoder.prenet, ",
     "train.py -o new --resume -c tiny.pt": "--resume continues from the newest checkpoint in -o",
-    "train.py -o new --warm_start": "--warm_start takes the weights of a checkpoint; name it",
     f"train.py -o old.csv/run --hparams {DATA}": "old.csv/run: cannot be written (Not a directory)",
     f"train.py -o new -l logs/x --hparams {BAD_LISTS}": BAD_DATA,
     "evaluate.py -c tiny.pt -o old": "old.csv: exists already; give another -o, or",
@@ -166,7 +166,6 @@ REFUSED = {
     "synthesize.py -c tiny.pt -o new -i dots.txt": "dots.txt:2: text '...' has nothing to speak",
     "synthesize.py -c tiny.pt -o new -i latin.txt": "-i latin.txt: byte 0xff is not UTF-8",
     "synthesize.py -c tiny.pt -o new -i empty.txt": "no text to speak; give texts as arguments, or",
-    "synthesize.py -o new --teacher_forced val.txt": "--teacher_forced: give -c, ",
     "synthesize.py -c tiny.pt -o new --hparams symbols=abc Hm.": "setting symbols: tiny.pt was "
     "trained with others; leave it out",
     "synthesize.py -c tiny.pt -o new --vocoder gone Hm.": "--vocoder gone: no such file; use griff",
@@ -184,6 +183,7 @@ REFUSED = {
     "prepare_corpus.py twice --name x --convert_to d": "twice: has several clips named 1; rename",
     "prepare_corpus.py convert --name x --convert_to d": UNREADABLE,
     "prepare_ljspeech.py --data_dir corpora": "corpora/LJSpeech-1.1: has no metadata.csv; remove",
+    "prepare_ljspeech.py --data_dir other": "other/LJSpeech-1.1/metadata.csv: lacks LJ... and 10,4",
     "make_demo_corpus.py full": "full: has files not made with --clips 300 --duration_scale 1.0; ",
     "make_demo_corpus.py new --clips 0": "argument --clips: 0: use a whole number, 1 or more",
     "plot_batching.py empty.txt": "empty.txt: has no lengths; write a number a line, or the lines",
