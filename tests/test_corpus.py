@@ -1,6 +1,5 @@
 """Filelists, every check of a clip, mel-spectrograms and their cache."""
 
-import multiprocessing
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -162,15 +161,3 @@ def test_a_damaged_mel_is_computed_again(hparams, clips):
             mels(clips[0])
         np.testing.assert_array_equal(open_mels(clips, hparams)(clips[0]), expected)
         assert path.read_bytes() == content
-
-
-def test_runs_may_fill_the_cache_at_once(corpus, hparams):
-    clips = load_clips(f"{corpus}/train.txt+{corpus}/val.txt", hparams)
-    fork = multiprocessing.get_context("fork")
-    runs = [fork.Process(target=open_mels, args=(clips, hparams)) for _ in range(3)]
-    for run in runs:
-        run.start()
-    for run in runs:
-        run.join()
-        assert run.exitcode == 0
-    assert not MelCache(hparams).missing(clips) and len(files(corpus)) == len(clips)

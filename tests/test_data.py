@@ -3,7 +3,6 @@
 import re
 import shutil
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,9 +117,12 @@ def test_batches_follow_the_plan_and_are_loaded_ahead(
     """By that many threads, one batch each; and no thread is left after an error."""
     steps = f"n_frames_per_step={n_frames_per_step},batch_capacity=100"
     sampler, asked = data_utils.training_sampler(clips, create_hparams(settings + steps)), []
+    is_ahead = threading.Event()
 
     def zeros(clip):
         asked.append(clip)
+        if len(asked) > num_threads:
+            is_ahead.set()
         return np.zeros((clip.n_frames, 10), np.float32)
 
     data, state = MelDataset(clips, zeros, n_frames_per_step), torch.get_rng_state()
@@ -136,11 +138,11 @@ def test_batches_follow_the_plan_and_are_loaded_ahead(
             assert batch.mel_lengths[row] == clips[i].n_frames
     assert torch.equal(state, torch.get_rng_state()), "loading draws nothing from training's noise"
     asked.clear()
+    is_ahead.clear()
     n_threads = threading.active_count()
     loading = load_ahead(data, [[i] for i in range(8)], num_threads=num_threads)
     assert next(loading).indices == [0] and threading.active_count() > n_threads
-    while len(asked) <= num_threads:  # in the background
-        time.sleep(0.01)
+    assert is_ahead.wait(60)  # in the background
     with pytest.raises(ZeroDivisionError):
         loading.throw(ZeroDivisionError)
     assert threading.active_count() == n_threads and len(asked) <= num_threads + 1
