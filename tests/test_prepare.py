@@ -127,7 +127,7 @@ def test_training_reads_the_list_of_any_names(names, converting):
         assert {Path(clip.path).stem: clip.text for clip in clips} == texts
 
 
-@pytest.mark.parametrize("rate", [5120, 96000])
+@pytest.mark.parametrize("rate", [5120, 11025, 96000])
 def test_the_printed_command_has_settings_that_fit_the_clips(rate, capsys):
     folder = "my data, 'all' [of] it"
     for i in range(2):
