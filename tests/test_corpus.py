@@ -1,9 +1,6 @@
 """Filelists, every check of a clip, mel-spectrograms and their cache."""
 
-import multiprocessing
 import os
-import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +14,7 @@ from hypothesis import strategies as st
 
 from cli import UserError
 from corpus.audio import MelSpectrogram
-from corpus.clips import (
-    Problem,
-    check_samples,
-    load_clips,
-    map_in_threads,
-    raise_problems,
-    report_unknown_characters,
-)
+from corpus.clips import check_samples, load_clips, raise_problems
 from data_utils import MelCache, open_mels
 from hparams import create_hparams
 from text import text_to_sequence
@@ -51,8 +41,7 @@ def test_mels_are_librosas(preset):
     noise = np.random.default_rng(0).standard_normal(15_000) * np.geomspace(0.1, 1e-5, 15_000)
     samples = np.concatenate([hum, noise]).astype(np.float32)
     hparams = create_hparams(preset=preset)
-    spectrogram = MelSpectrogram(hparams)
-    ours = spectrogram(torch.from_numpy(samples))
+    ours = MelSpectrogram(hparams)(torch.from_numpy(samples))
     options = {"n_fft": hparams.filter_length, "win_length": hparams.win_length}
     options |= {"hop_length": hparams.hop_length, "n_mels": 80, "fmin": 0, "fmax": 8000}
     theirs = librosa.feature.melspectrogram(
@@ -60,56 +49,30 @@ def test_mels_are_librosas(preset):
     )
     assert ours.shape == (80, len(samples) // hparams.hop_length + 1)
     np.testing.assert_allclose(ours, np.log(np.clip(theirs, 1e-5, None)), atol=1e-4)
-    waves = torch.from_numpy(samples).reshape(3, 10_000)
-    torch.testing.assert_close(spectrogram(waves)[1], spectrogram(waves[1]))
 
 
 # Filelists
 
 
 def test_filelists_of_other_systems_and_with_speakers_are_read(corpus, hparams, capsys):
-    """Absolute paths, a + in its own, line ends of Windows and of old Macs, byte order marks, and a
-    third field, whose speakers are counted."""
+    """Absolute paths, a + in its own, line ends of Windows, byte order marks, and a third field."""
     (corpus / "other.txt").write_text(f"{corpus}/9.wav|Dr. Tone\n")
-    clips = load_clips(f"{corpus}/other.txt", replace(hparams, data_dir="gone"))
-    assert clips[0].path == f"{corpus}/9.wav"
     clips = load_clips(f"{corpus}/train.txt + {corpus}/other.txt", hparams)
     assert len(clips) == 9 and clips[0].path == f"{corpus}/0.wav"
-    assert clips[8].location == f"{corpus}/other.txt:1"
+    assert clips[8].path == f"{corpus}/9.wav" and clips[8].location == f"{corpus}/other.txt:1"
     assert clips[8].ids == text_to_sequence("doctor tone", ["basic_cleaners"])
-    lines = "\ufeff0.wav|a tone|LJ\r\n\r\n1.wav|another\u2028tone\r\n2.wav|three | LJ \n"
-    clips = load_list(hparams, lines)
-    assert "note" not in capsys.readouterr().out
+    lines = "\ufeff0.wav|a tone|LJ\r\n\r\n1.wav|another\u2028tone\r\n2.wav|three | Ann \n"
+    (corpus / "a+b.txt").write_text(lines, newline="")
+    clips = load_clips(f"{corpus}/a+b.txt", hparams)
     assert [clip.text for clip in clips] == ["a tone", "another\u2028tone", "three"]
     assert [clip.location[-2:] for clip in clips] == [":1", ":3", ":4"]
-    (corpus / "a+b.txt").write_text("0.wav|a tone|ann\r\ufeff1.wav|a tone|bob\r")
-    assert len(load_clips(f"{corpus}/a+b.txt", hparams)) == 2
     assert "/a+b.txt: 2 speakers become one voice; " in capsys.readouterr().out
-
-
-def test_characters_that_are_not_read_as_written_are_noted(hparams, capsys):
-    hparams = replace(hparams, text_cleaners=("english_cleaners",))
-    texts = ["plain", "so [sic", "1984", "[sic", "Straße", "süß"]
-    report_unknown_characters([(f"F:{n}", text) for n, text in enumerate(texts, 1)], hparams)
-    left_out, misread = capsys.readouterr().out.splitlines()
-    assert left_out.startswith("note: F:2: '[' (U+005B) has no symbol and is left out (in 2 texts)")
-    assert misread.startswith("note: F:5: 'ß' is read as 'ss', 'ü' is read as 'u' (in 2 texts),")
 
 
 # Checks
 
 
-def test_ten_problems_of_each_kind_are_listed():
-    short = [Problem(f"m.csv:{i}", "short", f"x{i}: {i} samples") for i in range(25)]
-    others = [Problem(f"m.csv:{i}", "text", f"{i}.wav: text") for i in range(3)]
-    with pytest.raises(UserError) as error:
-        raise_problems([*short[::-1], *others], "fix them")
-    lines = [*map(str, short[:9]), f"{short[9]} (15 more lines like it)", *map(str, others)]
-    assert sorted(str(error.value).split("\n")) == sorted([*lines, "fix them"])
-
-
-COMMENTS = b"INFO" + 300 * (b"ICMT" + (40).to_bytes(4, "little") + b"once more " * 4)
-COMMENTS = b"LIST" + len(COMMENTS).to_bytes(4, "little") + COMMENTS
+COMMENTS = b"LIST" + (12_000).to_bytes(4, "little") + 12_000 * b" "
 
 
 @pytest.mark.parametrize(("kind", "metadata"), [("WAV", b""), ("WAV", COMMENTS), ("FLAC", b"")])
@@ -121,19 +84,17 @@ def test_a_cut_is_noticed(corpus, hparams, kind, metadata):
     path.write_bytes(whole)
     assert len(load_list(hparams, "x.wav|tone")) == 1
     path.write_bytes(whole[:-1000])
-    problem = r"list\.txt:1: .*/x\.wav: (cut off|not .* readable|not as)"
-    with pytest.raises(UserError, match=problem):
+    with pytest.raises(UserError, match=r"list\.txt:1: .*/x\.wav: (cut off|not )"):
         load_list(hparams, "x.wav|tone")
 
 
-@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000])
-def test_a_wav_that_was_written_to_a_pipe_is_read_to_its_end(corpus, hparams, size):
-    """Programs write these sizes into its header."""
+@pytest.mark.parametrize("size", [4410 + 44, 0xFFFFFFFF, 0x7FFFF000])
+def test_a_wav_may_count_its_header_or_come_from_a_pipe(corpus, hparams, size):
+    """Recorders and programs write such sizes into its header, and nothing is missing."""
     path = corpus / "x.wav"
     write_tone(path, 0.1, subtype="PCM_16")
     n_frames, content = load_list(hparams, "x.wav|tone")[0].n_frames, bytearray(path.read_bytes())
-    start = content.index(b"data") + 4
-    content[start : start + 4] = size.to_bytes(4, "little")
+    content[40:44] = size.to_bytes(4, "little")
     path.write_bytes(content)
     assert load_list(hparams, "x.wav|tone")[0].n_frames == n_frames
 
@@ -164,22 +125,7 @@ def test_any_list_and_wav_is_read_or_refused(corpus, hparams, lists, data):
             assert np.isfinite(mels(clip)).all()
 
 
-# Threads and the mel cache
-
-
-def test_threads_keep_the_order_and_end_early_after_an_error_or_ctrl_c():
-    assert map_in_threads(lambda i: i * i, range(1000), "squares") == [i * i for i in range(1000)]
-    begun = []
-
-    def interrupt(i):
-        begun.append(i)
-        time.sleep(0.001)
-        if i == 200:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        map_in_threads(interrupt, range(5000), "interrupted")
-    assert 200 < len(begun) < 5000
+# The mel cache
 
 
 def files(folder):
@@ -189,9 +135,7 @@ def files(folder):
 def test_only_what_the_cache_lacks_is_computed(corpus, hparams, clips):
     for settings, listed, n_missing in (
         (hparams, clips[1:5], 4),
-        (hparams, clips[:4], 1),
-        (hparams, clips[::-1], 3),
-        (replace(hparams, batching_strategy="RAND"), clips, 0),
+        (replace(hparams, batching_strategy="RAND"), clips[::-1], 4),
         (replace(hparams, mel_fmax=7000.0), clips, 8),
     ):
         before = files(corpus)
@@ -217,15 +161,3 @@ def test_a_damaged_mel_is_computed_again(hparams, clips):
             mels(clips[0])
         np.testing.assert_array_equal(open_mels(clips, hparams)(clips[0]), expected)
         assert path.read_bytes() == content
-
-
-def test_runs_may_fill_the_cache_at_once(corpus, hparams):
-    clips = load_clips(f"{corpus}/train.txt+{corpus}/val.txt", hparams)
-    fork = multiprocessing.get_context("fork")
-    runs = [fork.Process(target=open_mels, args=(clips, hparams)) for _ in range(3)]
-    for run in runs:
-        run.start()
-    for run in runs:
-        run.join()
-        assert run.exitcode == 0
-    assert not MelCache(hparams).missing(clips) and len(files(corpus)) == len(clips)
