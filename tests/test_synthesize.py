@@ -41,24 +41,21 @@ def speak(tmp_path, capsys):
     return call
 
 
-def test_each_text_is_spoken(speak, trained, tmp_path):
-    arguments = trained, "One tone.", "2 tones!", "--hparams", "max_decoder_steps=20"
-    printed, status = speak(*arguments)
-    assert printed.count("cut off: it never stopped") == 2 and status == 1
-    assert printed.splitlines()[-1] == "never stopped, of 2 texts: 1, 2"
-    names = sorted(path.name for path in (tmp_path / "speech").iterdir())
-    assert names == ["1.npy", "1.png", "1.wav", "2.npy", "2.png", "2.wav"]
-    mel = np.load(tmp_path / "speech" / "1.npy")
-    assert mel.shape == (10, 20)
-    samples, rate = soundfile.read(tmp_path / "speech" / "1.wav")
+def test_each_line_of_a_file_is_spoken(speak, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(synthesize, "CHUNK", 2)  # texts at a time
+    (tmp_path / "texts.txt").write_bytes("\ufeffOne tone.\n\n2 tones!\r\nA third.\n".encode())
+    options = "-i", tmp_path / "texts.txt", "--hparams", "max_decoder_steps=20"
+    printed, status = speak(trained, *options)
+    assert printed.count("cut off: it never stopped") == 3 and status == 1
+    assert printed.splitlines()[-1] == "never stopped, of 3 texts: 1, 3, 4"
+    names = {f"{line}.{kind}" for line in (1, 3, 4) for kind in ("npy", "png", "wav")}
+    assert {path.name for path in (tmp_path / "speech").iterdir()} == names
+    assert np.load(tmp_path / "speech" / "4.npy").shape == (10, 20)
+    samples, rate = soundfile.read(tmp_path / "speech" / "4.wav")
     assert rate == 22050 and len(samples) == 19 * 276
-    speak(*arguments)  # again
-    assert np.array_equal(mel, np.load(tmp_path / "speech" / "1.npy"))
 
 
-def test_a_text_without_punctuation_gets_a_full_stop_if_the_model_knows_it(
-    speak, trained, tmp_path
-):
+def test_a_text_without_punctuation_gets_a_full_stop(speak, trained, tmp_path):
     def mel(path: Path, text: str) -> bytes:
         speak(path, text, "--hparams", "max_decoder_steps=20")
         return (tmp_path / "speech" / "1.npy").read_bytes()
@@ -74,27 +71,21 @@ def test_a_text_without_punctuation_gets_a_full_stop_if_the_model_knows_it(
 
 def test_without_options_the_voice_of_this_repository_speaks(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder in ("runs/speech", "runs/speech2"):
-        synthesize.main(["Good morning."])
-        line = capsys.readouterr().out.splitlines()[-1]
-        seconds = float(re.fullmatch(rf"{folder}/1\.wav: ([\d.]+) s", line)[1])
-        assert 0.5 < seconds < 1.5
+    Path("runs/speech").mkdir(parents=True)
+    synthesize.main(["Is it? {HH AA1 T} outside."])
+    *notes, line = capsys.readouterr().out.splitlines()
+    assert "note: the model was not trained on ?; it cannot read them" in notes
+    assert 0.5 < float(re.fullmatch(r"runs/speech2/1\.wav: ([\d.]+) s", line)[1]) < 3
 
 
-def test_the_voice_of_this_repository_reads_sentences_and_names_symbols_that_it_cannot(speak):
+def test_the_voice_of_this_repository_reads_sentences():
     texts = "The morning was cold, and the road was long.", "Who would believe such a story?"
     model = load_model(synthesize.VOICE)
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     hop_seconds = model.hparams.hop_length / model.hparams.sampling_rate
-    ids = [check_text(text, model.hparams) for text in texts]
-    for _, spoken in speech.speak(model, ids):
+    for _, spoken in speech.speak(model, [check_text(text, model.hparams) for text in texts]):
         letters = "".join("@" if len(name) > 1 else name for name in spoken.symbols)
-        assert spoken.stopped
-        assert speech.attention_errors(spoken.alignment, letters, hop_seconds) == ([], 0, 0)
-    printed, _ = speak(synthesize.VOICE, "Is it? {HH AA1 T} outside.")
-    assert "note: the model was not trained on ?; it cannot read them" in printed
-    printed, _ = speak(synthesize.VOICE, "Is it {HH AA1 T} outside?")
-    assert "not trained" not in printed
+        errors = speech.attention_errors(spoken.alignment, letters, hop_seconds)
+        assert spoken.stopped and errors == ([], 0, 0)
 
 
 def test_a_checkpoints_own_alphabet_is_spoken(speak, tmp_path):
@@ -104,26 +95,13 @@ def test_a_checkpoints_own_alphabet_is_spoken(speak, tmp_path):
     assert printed.count("has no symbol") == printed.count("'x' (U+0078) has no symbol") == 1
 
 
-def test_texts_come_from_the_lines_of_a_file(speak, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(synthesize, "CHUNK", 2)  # texts at a time
-    texts = "\ufeffOne tone.\n\n2 tones!\r\nA third.\n".encode()
-    (tmp_path / "texts.txt").write_bytes(texts)
-    options = "-i", tmp_path / "texts.txt", "--hparams", "max_decoder_steps=9"
-    printed, status = speak(trained, *options)
-    names = [line.partition(":")[0] for line in printed.splitlines()[1:-1]]
-    assert status == 1 and names == [f"{tmp_path}/speech/{n}.wav" for n in (1, 3, 4)]
-
-
 TEXT = "it rained. we stayed in, as j. p. did; was it long? 1 {HH AH0 L OW1}"
 
 
 @pytest.mark.parametrize(
     ("text", "longest", "pieces"),
     [
-        (TEXT, 100, TEXT),
-        (TEXT, 40, "it rained.|we stayed in, as j. p. did; was it long?|1 {HH AH0 L OW1}"),
         (TEXT, 28, "it rained.|we stayed in, as j. p. did;|was it long?|1 {HH AH0 L OW1}"),
-        (TEXT, 20, "it rained.|we stayed in,|as j. p. did;|was it long?|1 {HH AH0 L OW1}"),
         ("one two three", 7, "one two|three"),
         ("unbroken", 3, "unb|rok|en"),
     ],
