@@ -65,8 +65,6 @@ def test_names_shapes_and_size_are_nvidias():
 def test_nvidias_weights_load_and_speak(tmp_path, prefix):
     path, ours = tmp_path / "theirs.pt", set_gate(build(), 100).state_dict()
     theirs = {prefix + name: x for name, x in ours.items() if name != "variance_gain"}
-    if not prefix:
-        build().load_state_dict(theirs, strict=True)
     torch.save({"state_dict": theirs, "iteration": 5, "learning_rate": 1e-3}, path)
     assert_close(dict(load_model(path, MODEL).state_dict()), dict(ours), rtol=0, atol=0)
     synthesize.main(["-c", str(path), "-o", f"{tmp_path}/speech", "--hparams", MODEL, "Hm."])
@@ -74,11 +72,10 @@ def test_nvidias_weights_load_and_speak(tmp_path, prefix):
 
 
 def test_a_model_of_other_symbols_needs_them_or_is_trained_on(tmp_path, settings, run):
-    symbols, path = "-!'(),.:;? abcdefghijklmnopqrstuvwxyz", tmp_path / "published.pt"
-    theirs = build(symbols=symbols, n_symbols=38).state_dict()  # padding and these
+    path = tmp_path / "published.pt"
+    theirs = build(symbols="abc -", n_symbols=6).state_dict()  # padding and these
     torch.save({"state_dict": theirs}, path)
-    (tmp_path / "symbols.txt").write_text(symbols)
-    loaded = load_model(path, f"{MODEL},symbols=@{tmp_path}/symbols.txt")
+    loaded = load_model(path, f"{MODEL},symbols='abc -'")
     assert_close(dict(loaded.state_dict()), dict(theirs), rtol=0, atol=0)
     start = "-c", str(path), "--preset", "paper", "--warm_start"
     run("run", settings + "epochs=1,learning_rate=1e-12,weight_decay=0", *start)
@@ -93,7 +90,6 @@ def test_weights_alone_are_the_model_and_start_another_run(tmp_path, settings, r
     run("first", settings + "epochs=1")
     checkpoint, path = find_checkpoints(tmp_path / "first")[0], tmp_path / "new" / "weights.pt"
     export.main(["-c", str(tmp_path / "first"), "-o", str(path)])
-    assert list(path.parent.iterdir()) == [path]
     old, new = load_model(checkpoint), load_model(path)
     assert new.hparams == old.hparams
     assert_close(dict(new.state_dict()), dict(old.state_dict()), rtol=0, atol=0)
