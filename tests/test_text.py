@@ -7,7 +7,6 @@ import functools
 import re
 import sys
 import unicodedata
-from itertools import product
 
 import hypothesis
 import pytest
@@ -35,11 +34,10 @@ ANY_TEXT = st.text(ANY_CHARACTER) | st.text("0123459,.-/ $£€¥%°#{}'stndrh_k
 
 def test_ids_are_nvidias():
     assert len(symbols) == len(set(symbols)) == 148
-    assert symbols[:12] == list("_-!'(),.:;? ")
-    ids = [12, 37, 38, 63, 64, 65, 67, 68, 88, 89, 147]
-    expected = ["A", "Z", "a", "z", "@AA", "@AA0", "@AA2", "@AE", "@B", "@CH", "@ZH"]
-    assert [symbols[i] for i in ids] == expected
-    assert text_to_sequence("Hi, Ed.", ENGLISH) == [45, 46, 6, 11, 42, 41, 7]
+    assert text_to_sequence("Hi, Ed. -!'():;?", ENGLISH) == [
+        45, 46, 6, 11, 42, 41, 7, 11, 1, 2, 3, 4, 5, 8, 9, 10,
+    ]  # fmt: skip
+    assert text_to_sequence("{AA AA0 AA2 AE B CH ZH}", []) == [64, 65, 67, 68, 88, 89, 147]
 
 
 TWO_LINES = "Mr. Müller  has\n5 Cats\t"
@@ -61,7 +59,6 @@ TWO_LINES = "Mr. Müller  has\n5 Cats\t"
         ("basic", " aeloruü", "A\u0308 U\u0308ber!", " üer", "Äb!"),  # combining diaereses
         ("basic", " ẹ\u0301a", "Ẹ\u0301 e\u0323\u0301", "ẹ\u0301 ẹ\u0301", ""),  # none in NFC
         ("basic", "ασ", "ΑΣ Σα", "ασα", "ς "),  # Σ is ς at the end of a word
-        ("basic", "aB@5", "aAbB@5", "aa@5", "b"),  # cleaned texts have no B, and @ is no phone
         ("basic", " aiısş", "ISI İşi", "ısı işi", ""),  # Turkish
         ("basic", " ais", "ISI \u0301a\u00ads\u200b", "isi as", ""),  # invisible, or a lone accent
     ],
@@ -81,14 +78,14 @@ def test_the_model_reads_symbols_and_reports_the_rest(cleaner, alphabet, text, r
         ("Dr. No: 'hi'! é", "{D AA1 K T ER0} {N OW1}: '{HH AY1}'! {IY1}"),
         ("a live {L IH1 V} zyx 2", "{AH0} {L AY1 V} {L IH1 V} zyx {T UW1}"),
         ("o'clock, fox's hydras'", "{AH0 K L AA1 K}, {F AA1 K S AH0 Z} {HH AY1 D R AH0 Z}'"),
-        ("tiptoe's trumpet's", "{T IH1 P T OW2 Z} {T R AH1 M P AH0 T S}"),
-        ("gulches butcheries", "{G AH1 L CH IH0 Z} {B UH1 CH ER0 IY0 Z}"),
+        ("tiptoe's butcheries", "{T IH1 P T OW2 Z} {B UH1 CH ER0 IY0 Z}"),
+        ("trumpet's gulches", "{T R AH1 M P AH0 T S} {G AH1 L CH IH0 Z}"),
         ("A zyx (a) U.S.A. Zyx: a", "{AH0} zyx ({EY1}) {Y UW1}.{EH1 S}.{EY1}. zyx: {AH0}"),
-        ("Zyx A, 5am, A4", "zyx {EY1}, {F AY1 V} {EY1}.{EH1 M}, {EY1} {F AO1 R}"),  # the letter
+        ("Zyx A, 5am, A4", "zyx {EY1}, {F AY1 V} {EY1}.{EH1 M}, {EY1} {F AO1 R}"),
     ],
 )
 def test_words_become_phones(text, read):
-    assert sequence_to_text(text_to_sequence(text, PHONES)) == read
+    assert clean_text(text, PHONES) == read
     assert [*unknown_words(re.sub("{.*}", "", text))] == re.findall("zyx", read)
 
 
@@ -167,7 +164,6 @@ READ_AS = {
     # Numbers
     "007; 0; 24; 101; 1000": "zero zero seven; zero; twenty-four; one hundred one; one thousand",
     "124,000; 1,00,000": "one hundred twenty-four thousand; one hundred thousand",
-    "1,2,3": "one,two,three",
     "1945\u202f100 10\u202f000": "nineteen forty-five one hundred ten thousand",
     "1" * 16: " ".join(["one"] * 16),
     "mp3, ٣ x₂ ①②": "mp three, three x two one two",
@@ -175,11 +171,11 @@ READ_AS = {
     "3.05 .5 end.5 10,000.5": "three point zero five point five end.five ten thousand point five",
     "v1.10.2.": "v one point ten point two.",
     "3-3/16 9/4 1/2/2020": "three and three sixteenths nine four one two twenty twenty",
-    "½, 2⅓3": "one half, two and one third three",
+    "½, 2⅓3, 1,2,3": "one half, two and one third three, one,two,three",
     "-5 (-3) −2": "minus five (minus three) minus two",
     "No. 5, no. No.": "number five, no. no.",
-    "(555) 123-4567, 555-0123.": "five five five, one two three, four five six seven, "
-    "five five five, zero one two three.",
+    "1-800-555-0199": "one, eight zero zero, five five five, zero one nine nine",
+    "Call 555-0123.": "call five five five, zero one two three.",
     # Years, dates and times
     "1900 1905 2000": "nineteen hundred nineteen oh five two thousand",
     "2009 2010 3001": "two thousand nine twenty ten three thousand one",
@@ -194,21 +190,17 @@ READ_AS = {
     "Henry I knew, Act V, World War I": "henry i knew, act five, world war one",  # a pronoun
     # Ranges, and what is none
     "1914-18, May 21,1999": "nineteen fourteen to eighteen, may twenty-one,nineteen ninety-nine",
-    "3-4, 5 -3, —5, 5～10": "three to four, five -three, --five, five to ten",
+    "3-4, 5 -3, —5, 20-3-1": "three to four, five -three, --five, twenty, three, one",
     "500-1000, 2005-06": "five hundred to one thousand, two thousand five, zero six",
     "1.5-2.5 mm, 8-10pm": "one point five to two point five millimeters, eight to ten pm",
-    "$5-$10, $5-10, 5%–10%": "five dollars to ten dollars, five to ten dollars, "
-    "five percent to ten percent",
-    "20-3-1, 2·3, 5★3, 5→3": "twenty, three, one, two, three, five, three, five, three",
+    "$5-10, 5%–10%": "five to ten dollars, five percent to ten percent",
     # Money and units
     "$0 $1 $.01 $0.50": "zero dollars one dollar one cent fifty cents",
-    "$135.99; $1.5; $1.234": "one hundred thirty-five dollars, ninety-nine cents; "
-    "one dollar, fifty cents; one point two three four dollars",
-    "$1.5 million US$5bn $5m $5 m": "one point five million dollars us five billion dollars "
-    "five million dollars five dollars m",
+    "$1.5; $1.234": "one dollar, fifty cents; one point two three four dollars",
+    "US$5bn $5 million $5 m": "us five billion dollars five million dollars five dollars m",
     "-$5 for £2500!": "minus five dollars for twenty-five hundred pounds!",
     "£0.01, €5, 5 €, ¥500": "one penny, five euros, five euros, five hundred yen",
-    "$20s and $50s": "twenties and fifties",
+    "$20s, $20 T-shirt, £5k-run": "twenties, twenty dollars t-shirt, five pounds k-run",
     "5km, 1 kg, 30 mph": "five kilometers, one kilogram, thirty miles per hour",
     "5 μg, 5 μF, 5G, 5 g": "five micrograms, five micro f, five g, five grams",
     "and/or, 6 ft. tall": "and or, six feet tall",
@@ -216,12 +208,10 @@ READ_AS = {
     "5% 5 %, joe@site.com #5": "five percent five percent, joe at site.com number five",
     "AT&T, C++ 2+2=4": "at and t, c plus plus two plus two equals four",
     "20°C 1° 9˚F": "twenty degrees celsius one degree nine degrees fahrenheit",
-    "50¢ ±5 6÷2, § 5, №5": "fifty cents plus or minus five six divided by two, section five, "
-    "number five",
+    "50¢ ±5 § 5, №5": "fifty cents plus or minus five section five, number five",
     "50％ ￥500 ５：３０": "fifty percent five hundred yen five thirty",
     "2³ x²y (a+b)² 2¹⁰": "two cubed x squared y (a plus b) squared two to the ten",
     "the history² of it": "the history two of it",  # a note
-    "Acme™ ©2020": "acme twenty twenty",
 }
 
 
@@ -250,12 +240,8 @@ READINGS = {
 ONE_NUMBER = ",/⁄∕\u2009\u202f"  # 1,000 and 1/2 are one number
 
 
-def read(text: str) -> str:
-    return sequence_to_text(text_to_sequence(text, ENGLISH))
-
-
 def words_of(text: str) -> list[str]:
-    return re.findall("[a-z]+", read(text))
+    return re.findall("[a-z]+", clean_text(text, ENGLISH))
 
 
 @functools.cache
@@ -278,8 +264,8 @@ def test_every_sign_makes_no_other_number_and_is_read_or_is_a_symbol_or_is_noted
         if sign not in ONE_NUMBER:
             check_numbers(20, 345, sign)
         is_noted = unknown_characters(f"5{sign}5", ENGLISH) == {sign}
-        is_read = words_of(f"5{sign}5") != ["five", "five"]
-        assert is_noted or is_read or sign in [*symbols, "/"] or read(sign) != "", sign
+        is_read = words_of(f"5{sign}5") != ["five", "five"] or text_to_sequence(sign, ENGLISH)
+        assert is_noted or is_read or sign in [*symbols, "/"], sign
 
 
 @hypothesis.settings(max_examples=500)
@@ -288,12 +274,3 @@ def test_signs_make_no_other_number_of_two(first, second, signs):
     hypothesis.assume(not {*ONE_NUMBER} & {*signs})
     hypothesis.assume(signs[-1] != "." or signs[0] not in CURRENCIES)  # $.5 is fifty cents
     check_numbers(first, second, "".join(signs))
-
-
-@pytest.mark.parametrize("sign", CURRENCIES)
-def test_money_is_never_multiplied_by_a_letter_of_the_next_word(sign):
-    money = words_of(f"{sign}20")
-    patterns = ["{} {}-shirt", "{} {} shirts", "{}{}-shirt", "{} {}. Smith", "{} {}'s"]
-    for pattern, letter in product(patterns, "bkmtBKMT"):
-        words = words_of(pattern.format(f"{sign}20", letter))
-        assert words[: len(money) + 1] == [*money, letter.lower()]

