@@ -44,15 +44,14 @@ def test_ljspeech_pads_as_in_the_paper(name):
 
 def test_lengths_are_numbers_one_a_line_or_the_frames_of_a_filelists_clips(tmp_path):
     soundfile.write(tmp_path / "a.wav", np.zeros(22050), 22050)
-    for text, wanted in (
+    path, hparams = tmp_path / "lengths.txt", HParams(data_dir=str(tmp_path))
+    for text, lengths in (
         ("\ufeff5\r\n 7 \r\n\r\n6\r\n", [5, 7, 6]),
         ("5.284\n12\n.001\n", [528, 1200, 1]),  # seconds, as frames of 10 ms
         ("a.wav|one\n", [22050 // 276 + 1]),
     ):
-        path = tmp_path / "lengths.txt"
         path.write_text(text, encoding="utf-8")
-        hparams = HParams(data_dir=str(tmp_path))
-        assert plot_batching.read_lengths(path, hparams).tolist() == wanted
+        assert plot_batching.read_lengths(path, hparams).tolist() == lengths
 
 
 def test_a_name_with_dbs_and_br_is_its_three_settings_also_with_a_hyphen(monkeypatch):

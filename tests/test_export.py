@@ -58,9 +58,6 @@ def test_names_shapes_and_size_are_nvidias():
     assert sum(parameter.numel() for parameter in ours.parameters()) == 28_193_153
 
 
-# Checkpoints of other code
-
-
 @pytest.mark.parametrize("prefix", ["", "module._orig_mod.", "_orig_mod.module.", "model."])
 def test_nvidias_weights_load_and_speak(tmp_path, prefix):
     path, ours = tmp_path / "theirs.pt", set_gate(build(), 100).state_dict()
@@ -78,9 +75,6 @@ def test_a_published_model_of_other_symbols_is_loaded_with_them(tmp_path):
     torch.save({"state_dict": theirs}, tmp_path / "published.pt")
     loaded = load_model(tmp_path / "published.pt", f"{MODEL},symbols='abc -'")
     assert_close(dict(loaded.state_dict()), dict(theirs), rtol=0, atol=0)
-
-
-# export.py
 
 
 def test_weights_alone_are_the_model_and_start_another_run(tmp_path, settings, run):

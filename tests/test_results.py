@@ -78,9 +78,7 @@ def test_tables_2_to_4_have_the_means_over_seeds_beside_the_papers(tmp_path, pri
     assert list(runs) == list(table2) == ["RAND", "SB", "SSB"]
     # VL1 after 4 of 8 epochs: (8 + 5 + 2) / 3. VL2 after 6: (5 + 2 + end) / 3, 2.667 and 3.333.
     # VL3 after 8: (2 + end) / 2, 1.5 and 2.5. VLavg: (5 + 2 + end) / 3.
-    assert table2["RAND"] == {
-        "Batching": "RAND",
-        "Seeds": "2",
+    expected = {
         "ZPR %": "31.00 ± 1.00 (32.02)",
         "ABL": "50.00 ± 0.00 (773.82)",
         "min/epoch": "2.500 ± 0.500 (32.820)",
@@ -89,6 +87,7 @@ def test_tables_2_to_4_have_the_means_over_seeds_beside_the_papers(tmp_path, pri
         "VL3": "2.000 ± 0.500 (0.312)",
         "VLavg": "3.000 ± 0.333 (0.325)",
     }
+    assert expected.items() <= table2["RAND"].items()
     assert runs["RAND"]["validation loss"] == "2.0000 ± 1.0000"
     assert table3["SB"]["time saved %"] == "60.00 (33.97)"
     assert table3["SB"]["fewer decoder steps %"] == "50.00"
@@ -129,29 +128,22 @@ def test_what_differs_is_a_column_and_so_are_rates_and_conditions(tmp_path, prin
 
 
 def test_a_number_that_not_all_seeds_have_is_left_open(tmp_path, printed):
+    """So is the end of a run of some hours, until it is decided."""
     write_run(tmp_path, "RAND", 0, [3.0, 2.0, 1.0, 0.5])
-    other = write_run(tmp_path, "RAND", 1, [3.0, 4.0], epochs=8)
-    with open(other / "metrics.jsonl", "a") as file:
-        file.write('{"event": "epo')  # it is being written
+    unfinished = write_run(tmp_path, "RAND", 1, [3.0, 4.0], epochs=8)
     write_run(tmp_path, "SB", 0, [3.0, NAN, NAN, NAN])
-    write_run(tmp_path, "SSB", 0, [5.0] * 4)
-    write_run(tmp_path, "ATS", 0, [], epochs=8)
+    decided = write_run(tmp_path, "SSB", 0, [5.0] * 4, hours=8.0, epochs=220)
+    write_run(tmp_path, "ATS", 0, [], hours=8.0, epochs=220)
+    end = '{"event": "end", "epoch": 7, "hours": 8.0, "epochs": 8}\n'
+    for run, line in ((unfinished, '{"event": "epo'), (decided, end)):
+        with open(run / "metrics.jsonl", "a") as file:
+            file.write(line)
     runs, table2, *_ = tables(printed(tmp_path, "--figure", tmp_path / "figure4"))
-    assert [row["epochs"] for row in runs.values()] == ["8/8, 4/8", "8/8", "8/8", "0/8"]
+    assert [row["epochs"] for row in runs.values()] == ["8/8, 4/8", "8/8", "8/8", "0/?"]
     losses = [row["validation loss"] for row in runs.values()]
     assert losses == ["2.2500 ± 1.7500", "–", "5.0000", "–"]
     known = {"RAND": "– (0.312)", "SB": "– (0.385)", "SSB": "5.000 (0.359)", "ATS": "–"}
     assert {name: row["VL3"] for name, row in table2.items()} == known
-
-
-def test_runs_of_so_many_hours_are_compared_at_their_own_ends(tmp_path, printed):
-    """An end that is not decided is unknown."""
-    run = write_run(tmp_path, "RAND", 0, (3.0, 2.0), hours=8.0, epochs=220)
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"event": "end", "epoch": 1, "hours": 8.0, "epochs": 4}\n')
-    write_run(tmp_path, "SSB", 0, (1.0,), hours=8.0, epochs=220)
-    (rows,) = tables(printed(tmp_path))
-    assert [row["epochs"] for row in rows.values()] == ["4/4", "2/?"]
 
 
 # docs/results.md and the records beside it
@@ -189,15 +181,6 @@ def test_a_change_from_nothing_has_the_spread_pooled_over_all_arms(comparisons):
     half = stats.t(5).ppf(1 - 0.025 / 6) * math.sqrt(variance * (1 / 3 + 1 / 2))
     change = comparisons.change(values, ["A", "B"], 6, ratio=False)
     assert change == pytest.approx([-2, -2 - half, -2 + half])
-
-
-def test_the_rate_taken_is_the_lowest_of_those_within_a_percent(comparisons):
-    losses = {5e-4: (1.5, 1.7), 1e-3: (1.4, 1.42), 2e-3: (1.39, 1.41)}
-    runs = [("RAND", rate, seed, losses[rate][seed], "none") for rate in losses for seed in (0, 1)]
-    columns = ["arm", "rate", "seed", "masked_loss", "plateau"]
-    table = comparisons.summarise_rates(pd.DataFrame(runs, columns=columns).set_index(columns[:3]))
-    assert table.masked_loss.tolist() == pytest.approx([1.6, 1.41, 1.4])
-    assert table.taken.tolist() == ["", "yes", ""]
 
 
 def test_a_verdict_follows_the_interval(comparisons):

@@ -34,21 +34,17 @@ ANY_TEXT = st.text(ANY_CHARACTER) | st.text("0123459,.-/ $£€¥%°#{}'stndrh_k
 
 def test_ids_are_nvidias():
     assert len(symbols) == len(set(symbols)) == 148
-    assert text_to_sequence("Hi, Ed. -!'():;?", ENGLISH) == [
-        45, 46, 6, 11, 42, 41, 7, 11, 1, 2, 3, 4, 5, 8, 9, 10,
-    ]  # fmt: skip
+    assert symbols[:12] == list("_-!'(),.:;? ")
+    assert text_to_sequence("Hi, Ed.", ENGLISH) == [45, 46, 6, 11, 42, 41, 7]
     assert text_to_sequence("{AA AA0 AA2 AE B CH ZH}", []) == [64, 65, 67, 68, 88, 89, 147]
-
-
-TWO_LINES = "Mr. Müller  has\n5 Cats\t"
 
 
 @pytest.mark.parametrize(
     ("cleaner", "alphabet", "text", "read", "unknown"),
     [
-        ("english", "", TWO_LINES, "mister muller has five cats ", ""),
-        ("transliteration", "", TWO_LINES, "mr. muller has  cats ", "5"),
-        ("basic", "", TWO_LINES, "mr. mller has  cats ", "5ü"),
+        ("english", "", "Mr. Müller  has\n5 Cats\t", "mister muller has five cats ", ""),
+        ("transliteration", "", "Mr. Müller  has\n5", "mr. muller has ", "5"),
+        ("basic", "", "Mr. Müller  has\n5", "mr. mller has ", "5ü"),
         ("english", "", "Say {B  IY1},  5", "say {B IY1}, five", ""),  # cleaners leave phones alone
         ("english", "", "{B}{IY1}\nb { }", "{B IY1} b  ", "{}"),  # nothing inside: no phones
         ("english", "", '"Hi" [sic] a_b', "hi sic a b", '"[]_'),  # no text can hold padding
@@ -120,7 +116,6 @@ def test_phones_are_of_the_same_words(text):
 def test_ids_become_text_and_again_the_same_ids(ids):
     assert text_to_sequence(sequence_to_text(ids), []) == ids
     assert sequence_to_text([*ids, 0, 0]) == sequence_to_text(ids) + "__"
-    assert sequence_to_text([2, 0], "ab") == "b_"
 
 
 @hypothesis.settings(max_examples=200)
@@ -162,9 +157,8 @@ READ_AS = {
     "Dr Smith, Main St, Mr Fox at cost. First.": "doctor smith, main st, mr fox at cost. first.",
     "café — “naïve”… Москва": "cafe -- naive... moskva",
     # Numbers
-    "007; 0; 24; 101; 1000": "zero zero seven; zero; twenty-four; one hundred one; one thousand",
-    "124,000; 1,00,000": "one hundred twenty-four thousand; one hundred thousand",
-    "1945\u202f100 10\u202f000": "nineteen forty-five one hundred ten thousand",
+    "007; 0; 101; 3001": "zero zero seven; zero; one hundred one; three thousand one",
+    "1,00,000; 10\u202f000": "one hundred thousand; ten thousand",
     "1" * 16: " ".join(["one"] * 16),
     "mp3, ٣ x₂ ①②": "mp three, three x two one two",
     "1st 22nd 3rd 11th 1,000th": "first twenty-second third eleventh one thousandth",
@@ -177,8 +171,7 @@ READ_AS = {
     "1-800-555-0199": "one, eight zero zero, five five five, zero one nine nine",
     "Call 555-0123.": "call five five five, zero one two three.",
     # Years, dates and times
-    "1900 1905 2000": "nineteen hundred nineteen oh five two thousand",
-    "2009 2010 3001": "two thousand nine twenty ten three thousand one",
+    "1900 1905 2009 2010": "nineteen hundred nineteen oh five two thousand nine twenty ten",
     "1,001 nights; 1,500": "one thousand one nights; fifteen hundred",  # a comma: no year
     "1980s, the 1900s, 66s": "nineteen eighties, the nineteen hundreds, sixty-sixes",
     "2021-03-04, Jan 3rd": "march fourth, twenty twenty-one, january third",
@@ -233,9 +226,8 @@ A_NUMBER = st.integers(0, 99) | st.integers(100, 9999)
 # What signs themselves are read as.
 READINGS = {
     "plus", "minus", "or", "times", "divided", "by", "equals", "percent", "per", "mille", "and",
-    "at", "number", "section", "degree", "degrees", "c", "f",
-    "celsius", "fahrenheit", "cent", "cents", "point", "to",
-    *(word for names in CURRENCIES.values() for word in names),
+    "at", "number", "section", "degree", "degrees", "c", "f", "celsius", "fahrenheit",
+    "point", "to", *(word for names in CURRENCIES.values() for word in names),
 }  # fmt: skip
 ONE_NUMBER = ",/⁄∕\u2009\u202f"  # 1,000 and 1/2 are one number
 
