@@ -62,21 +62,13 @@ def open_checkpoint(
     """Loads a model and its clips.
 
     Raises:
-        UserError: one of them cannot be loaded, or a clip is longer than the model may speak.
+        UserError: one of them cannot be loaded.
     """
     changes = {"validation_files": filelist} if filelist else {}
     changes |= {"data_dir": data_dir} if data_dir else {}
     model = load_model(path, overrides, **changes)
     hparams = model.hparams
     clips = load_clips(hparams.validation_files, hparams)[:n_clips]
-    longest = max(clips, key=lambda clip: clip.n_frames)
-    limit = hparams.n_frames_per_step * hparams.max_decoder_steps
-    if longest.n_frames >= limit:
-        enough = 3 * longest.n_frames // (2 * hparams.n_frames_per_step) + 1
-        raise UserError(
-            f"{longest.location}: has {longest.n_frames} frames, and speech is cut off after "
-            f"{limit}; give --hparams max_decoder_steps={enough}"
-        )
     dataset = MelDataset(clips, open_mels(clips, hparams), hparams.n_frames_per_step)
     return Opened(path, model, dataset)
 

@@ -160,8 +160,6 @@ REFUSED = {
     "evaluate.py -c tiny.pt -o old": "old.csv: exists already; give another -o, or",
     f"evaluate.py -c tiny.pt batch_of_8.pt -o new --hparams {DATA}": "batch_of_8.pt: has "
     "batch_size=8, and tiny.pt has 16; evaluate them apart",
-    f"evaluate.py -c tiny.pt -o new --hparams max_decoder_steps=9,{DATA}": "val.txt:...: has ... "
-    "frames, and speech is cut off after 9; give --hparams max_decoder_steps=",
     "synthesize.py -c tiny.pt -o full Hm.": "full: already has files; give another ",
     "synthesize.py -c tiny.pt -o new -i dots.txt": "dots.txt:2: text '...' has nothing to speak",
     "synthesize.py -c tiny.pt -o new -i latin.txt": "-i latin.txt: byte 0xff is not UTF-8",
