@@ -60,6 +60,10 @@ def test_a_name_with_dbs_and_br_is_its_three_settings_also_with_a_hyphen(monkeyp
         batching = Batching(*parts)
         hparams = create_hparams(f"batching={batching}")
         assert tuple(getattr(hparams, name) for name in Batching._fields) == batching
+    names = {name for strategy in STRATEGIES.values() for name in strategy.settings}
+    settings = {name: getattr(HParams, name) for name in names}
+    rows = plot_batching.table([LENGTHS] * 2, settings)
+    assert any(row.startswith("| reverse-SB-DBS |") for row in rows)
 
 
 @pytest.mark.parametrize("name", ["", "SBB", "RAND-BR", "SB-BR-DBS", "SB-DBS-DBS", "-DBS", "SB-"])

@@ -127,6 +127,15 @@ def test_what_differs_is_a_column_and_so_are_rates_and_conditions(tmp_path, prin
         printed(tmp_path)
 
 
+@pytest.mark.parametrize("damaged", ['{"event": "st', "5", "\0\0", '{"epoch": 1}'])
+def test_a_damaged_record_is_named_by_its_line(tmp_path, printed, damaged):
+    metrics = write_run(tmp_path, "RAND", 0, [3.0]) / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([lines[0], damaged, *lines[1:], ""]))
+    with pytest.raises(UserError, match=r"metrics\.jsonl:2: cannot be read .*; mend it, or name"):
+        printed(tmp_path)
+
+
 def test_a_number_that_not_all_seeds_have_is_left_open(tmp_path, printed):
     """So is the end of a run of some hours, until it is decided."""
     write_run(tmp_path, "RAND", 0, [3.0, 2.0, 1.0, 0.5])

@@ -1,8 +1,10 @@
 """synthesize.py, and loading a trained model by speech.load_model."""
 
 import contextlib
+import io
 import re
 import shutil
+from base64 import b64decode
 from pathlib import Path
 
 import hypothesis
@@ -14,11 +16,12 @@ from conftest import TINY, build, save_model
 from hypothesis import strategies as st
 
 import speech
+from cli import UserError
 from corpus.clips import check_text, load_clips
 from data_utils import MelDataset, collate, open_mels
 from hparams import create_hparams
 from model import N_READINGS, Tacotron2
-from scripts import synthesize
+from scripts import samples, synthesize
 from speech import load_model
 from text import text_to_sequence
 from text.symbols import symbols
@@ -53,6 +56,23 @@ def test_each_line_of_a_file_is_spoken(trained, tmp_path, monkeypatch, capsys):
     assert np.load(tmp_path / "speech" / "4.npy").shape == (10, 20)
     samples, rate = soundfile.read(tmp_path / "speech" / "4.wav")
     assert rate == 22050 and len(samples) == 19 * 276
+
+
+def test_a_page_plays_the_recordings_and_what_each_model_says(corpus, tmp_path):
+    models = [tmp_path / "one.pt", tmp_path / "two.pt"]
+    for path in models:
+        save_model(path, build(), data_dir=str(corpus), max_decoder_steps=20)
+    (corpus / "val.txt").write_text("8.wav|Is 1 < 2?\n9.wav|A tone.\n")
+    page = tmp_path / "new" / "page.html"
+    samples.main([*map(str, models), "-i", f"{corpus}/val.txt", "-o", str(page)])
+    text = page.read_text()
+    assert "<h2>Is 1 &lt; 2?</h2>" in text and text.count("<img") == 4
+    sounds = [b64decode(sound) for sound in re.findall('audio/mpeg;base64,([^"]*)', text)]
+    seconds = [soundfile.info(io.BytesIO(sound)).duration for sound in sounds]
+    recorded = [soundfile.info(corpus / name).duration for name in ("8.wav", "9.wav")]
+    assert len(seconds) == 6 and seconds[::3] == pytest.approx(recorded, abs=0.1)
+    with pytest.raises(UserError, match="exists already; give another -o"):
+        samples.main([str(models[0]), "-i", f"{corpus}/val.txt", "-o", str(page)])
 
 
 def test_a_text_without_punctuation_gets_a_full_stop(speak, trained, tmp_path):
