@@ -113,8 +113,7 @@ def read_run(folder: Path) -> Run:
 def smooth(losses: Iterable[float]) -> list[float]:
     """Averages each loss with the previous and the next, if they exist (Sec. 6)."""
     losses = list(losses)
-    neighbours = [losses[max(i - 1, 0) : i + 2] for i in range(len(losses))]
-    return [fmean(near) for near in neighbours]
+    return [fmean(losses[max(i - 1, 0) : i + 2]) for i in range(len(losses))]
 
 
 def pick_stages(run: Run) -> pd.Series:
@@ -132,8 +131,7 @@ def pick_stages(run: Run) -> pd.Series:
         distances = [abs(epoch - target) for epoch in epochs]
         stages.append(distances.index(min(distances)))
     values = [smooth(losses)[i] for i in stages]
-    values.append(fmean(losses[stages[0] :]))
-    return pd.Series(values, STAGED)
+    return pd.Series([*values, fmean(losses[stages[0] :])], STAGED)
 
 
 def compare(runs: list[Run]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -247,8 +245,7 @@ def paper_tables(labels: pd.DataFrame, mean: pd.DataFrame, error: pd.DataFrame) 
 
 def draw_figure4(runs: Sequence[Run], path: Path) -> None:
     """Draws the validation losses over epochs, smoothed: mean and range over the seeds."""
-    figure = Figure(figsize=(9, 4.8), layout="constrained")
-    axes = figure.subplots()
+    axes = (figure := Figure(figsize=(9, 4.8), layout="constrained")).subplots()
     for batching in sorted({run.batching for run in runs}):
         losses = [run.validations.loss for run in runs if run.batching == batching]
         curves = [pd.Series(smooth(curve), curve.index, dtype=float) for curve in losses]
@@ -260,9 +257,7 @@ def draw_figure4(runs: Sequence[Run], path: Path) -> None:
         axes.plot(seeds.mean(axis=1), style, label=str(batching), markersize=4)
         axes.fill_between(seeds.index, seeds.min(axis=1), seeds.max(axis=1), alpha=0.12)
     axes.set(xlabel="epochs", ylabel="validation loss, smoothed")
-    axes.grid(alpha=0.25)
-    legend = "dashed: DBS; circles: BR;\nshaded: range over seeds"
-    axes.legend(title=legend, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.legend(title="dashed: DBS; circles: BR", loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=160, format="png")
 
 

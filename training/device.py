@@ -117,22 +117,13 @@ def training_conditions(model: torch.nn.Module) -> dict[str, str | int]:
 
 
 def why_no_gpu() -> str:
-    """Says why PyTorch finds no GPU although there is an NVIDIA driver; "" if there is none, or a
-    GPU is found."""
-    if torch.cuda.is_available() or not (
-        shutil.which("nvidia-smi") or os.path.exists("/proc/driver/nvidia/version")
-    ):
+    """Says what PyTorch lacks if it finds no GPU although there is an NVIDIA driver; else ""."""
+    has_driver = shutil.which("nvidia-smi") or os.path.exists("/proc/driver/nvidia/version")
+    if torch.cuda.is_available() or not has_driver:
         return ""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} has no CUDA; install a build with CUDA, see pytorch.org"
-    try:
-        torch.cuda.init()
-        reason = "torch.cuda.is_available() is False"
-    except (RuntimeError, AssertionError) as error:  # e.g. a driver that is too old
-        reason = " ".join(str(error).split())
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is '{visible}')"
-    return f"torch {torch.__version__}: {reason}{hidden}"
+    return f"torch {torch.__version__} finds none; update the driver, or see CUDA_VISIBLE_DEVICES"
 
 
 def keep_memory() -> None:
