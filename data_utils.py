@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,11 +32,9 @@ from corpus.clips import (
     padded_frames,
     raise_problems,
     read_clips,
-    read_lines,
     read_samples,
     read_speak_texts,
     report_unknown_characters,
-    split_names,
 )
 from hparams import AUDIO, HParams
 from layers import length_mask
@@ -120,7 +117,6 @@ def load_data(hparams: HParams) -> Clips:
             line. With ``on_bad_clip=skip`` bad clips are printed and left out, unless they are more
             than 1 % of a set.
     """
-    check_lists(hparams)
     locations = {}
     # Validation first, so that a clip in both sets is a problem of the training set.
     val, val_problems = read_clips(hparams.validation_files, hparams, locations)
@@ -150,24 +146,6 @@ def load_data(hparams: HParams) -> Clips:
     cleaners = training_cleaners(hparams.text_cleaners)
     ids = [text_to_sequence(clip.text, cleaners, hparams.symbols) for clip in train]
     return Clips([clip._replace(ids=i) for clip, i in zip(train, ids, strict=True)], val)
-
-
-def check_lists(hparams: HParams) -> None:
-    """Raises :class:`UserError` for filelists that cannot be read, or are named twice."""
-    settings = hparams.training_files, hparams.validation_files
-    seen, unreadable = set(), []
-    for name in chain(*map(split_names, settings)):
-        path = os.path.realpath(name)
-        if path in seen:
-            problem = f"is named twice in {' and '.join(settings)}; use every clip once"
-            raise UserError(f"filelist '{name}': {problem}")
-        seen.add(path)
-        try:
-            read_lines(name)
-        except UserError as error:
-            unreadable.append(str(error))
-    if unreadable:
-        raise UserError("\n".join(unreadable))
 
 
 def leave_out(clips: Sequence[Clip], problems: Sequence[Problem], filelists: str) -> list[Clip]:

@@ -241,13 +241,13 @@ def check_clips(
         if not (sound and ids):
             continue
         n_samples, stamp = sound
-        first = locations.setdefault(stamp.path, line.location)
-        if first == line.location:
-            n_frames = n_samples // hparams.hop_length + 1
-            clips.append(Clip(path, line.text, ids, n_frames, line.location, stamp))
-        else:
-            message = f"{path} is on {first} too; keep one"
+        if stamp.path in locations:
+            message = f"{path} is on {locations[stamp.path]} too; keep one"
             problems.append(Problem(line.location, "duplicate", message))
+            continue
+        locations[stamp.path] = line.location
+        n_frames = n_samples // hparams.hop_length + 1
+        clips.append(Clip(path, line.text, ids, n_frames, line.location, stamp))
     return clips, problems
 
 

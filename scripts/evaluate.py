@@ -41,7 +41,7 @@ from hparams import AUDIO
 from loss_function import Tacotron2Loss
 from model import Tacotron2
 from speech import STOPS_EARLY, attention_errors, load_model, mel_cepstral_distortion, speak
-from text import alphabet, written_words
+from text import alphabet
 from training.checkpoint import find_checkpoint
 from training.validation import validate
 
@@ -100,7 +100,6 @@ def evaluate_clips(model: Tacotron2, dataset: MelDataset, seed: int) -> pd.DataF
         # A letter for each symbol; a phone such as @AH0 gives its @.
         letters = "".join(symbols[id][0] for id in clip.ids)
         errors = attention_errors(speech.alignment, letters, hop_seconds)
-        words = written_words(clip.text, model.hparams.text_cleaners)
         rows[i] = {
             "clip": clip.path,
             "text": clip.text,
@@ -112,7 +111,6 @@ def evaluate_clips(model: Tacotron2, dataset: MelDataset, seed: int) -> pd.DataF
             "skips": bool(errors.skipped),
             "repeats": errors.repeats > 0,
             "breaks": errors.breaks > 0,
-            "skipped": " ".join(words[i] for i in errors.skipped),
         }
     return pd.DataFrame([rows[i] for i in range(len(clips))])
 

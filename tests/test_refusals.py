@@ -202,11 +202,13 @@ SETTINGS = {
 DATA_SETTINGS = {
     "data_dir=gone": "setting data_dir=gone: no such folder; use the corpus's folder",
     "data_dir=full": "setting data_dir=full: has none of the clips, such as full/0.wav",
-    "training_files=gone,validation_files=none": ["filelist 'gone': ", "filelist 'none': "],
+    "training_files=gone,validation_files=none": "filelist 'none': No such file",
     "training_files=UTF-16.txt": "UTF-16.txt: is UTF-16; save it as UTF-8",
     "training_files=empty.txt": "empty.txt: has no clips; write lines of path|text",
     "training_files=many.txt": [f"many.txt:{n}: " for n in range(1, 11)],  # ten of each kind
-    "training_files=val.txt": "filelist 'val.txt': is named twice",
+    "training_files=val.txt": [
+        f"val.txt:{n}: {7 + n}.wav is on val.txt:{n} too" for n in range(1, 5)
+    ],
     "batch_capacity_seconds=0.49": "train.txt:8: 7.wav has 40 frames",
     "batch_size=9": "setting batch_size=9: train.txt has 8 clips",
     "speak_every=1,speak_texts=?": "setting speak_texts: text '?' has nothing to speak",

@@ -126,7 +126,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_or_the_best(tmp_path, se
         path.unlink()
     before = contents(tmp_path / "best")
     for options, message in (
-        (["--resume"], "best: holds a run, but no whole checkpoint to go on from"),
+        (["--resume"], "best: has no whole checkpoint left"),
         ([], "best: holds a run; --resume it, or give another -o"),
     ):
         with pytest.raises(UserError, match=message):

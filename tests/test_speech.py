@@ -142,6 +142,5 @@ def test_targets_are_judged_perfect_and_changed_ones_not(corpus, hparams, monkey
     assert row["MCD (dB)"] == row["duration off by %"] == row["any of these %"] == 0
     row, _ = judge(lambda frames: frames.repeat_interleave(2))
     assert row["duration off by %"] == pytest.approx(100) and row["any of these %"] == 0
-    row, judged = judge(lambda frames: frames[: len(frames) * len("these are") // 15])
+    row, _ = judge(lambda frames: frames[: len(frames) * len("these are") // 15])
     assert row["skips"] == 4 and row["any of these %"] == 100
-    assert judged["skipped"].tolist() == ["tones"] * 4

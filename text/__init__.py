@@ -108,12 +108,6 @@ def training_cleaners(cleaners: Sequence[str]) -> list[str]:
     return [TRAINING.get(name, name) for name in cleaners]
 
 
-def written_words(text: str, cleaners: Sequence[str]) -> list[str]:
-    """Returns the words of the cleaned ``text`` in letters, also those that become phones, as
-    spaces separate them. A word can be empty."""
-    return re.split(r" (?![A-Z][^{]*\})", clean_text(text, spelled(cleaners)))
-
-
 @functools.cache
 def _ids(symbols: str) -> dict[str, int]:
     """Returns the id of each symbol that texts can have."""

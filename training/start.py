@@ -154,8 +154,7 @@ def resume(folder: Path, overrides: str, preset: str | None) -> Origin:
     """
     source, state = load_newest(folder)
     if not source:
-        problem = f"{folder}: holds a run, but no whole checkpoint to go on from"
-        raise UserError(f"{problem}; restore one, or give another -o")
+        raise UserError(f"{folder}: has no whole checkpoint left; restore one, or give another -o")
     if missing := [name for name in STATE if name not in state]:
         raise UserError(f"{source}: has no {', '.join(missing)}; start from its weights by -c")
     saved = rebuild(HParams, state["hparams"], source)

@@ -5,14 +5,12 @@ Reads RUNS/runs/*.json; writes RUNS/table1.md, RUNS/figure4.png and RUNS/results
 
 import glob
 import json
+import math
 import sys
 from pathlib import Path
-from statistics import mean, median, stdev
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
 
 NAMES = {"RAND": "Random", "SB": "Sorted", "BKT": "Bucket"}
 COLUMNS = """Strategy | Batch size | Seeds | Time | CPU time | Memory | ZPR | Largest batch
@@ -22,71 +20,64 @@ Time and CPU time: of the training, medians over seeds. Memory: median of the pe
 before training. ZPR: zeros / data (eq. 1). Largest batch: with its padding. Updates: batches an
 epoch. ΔSNR: mean ± standard error over seeds, in dB.
 """
+CONDITIONS = ["matched", "mismatched"]
 
 
-def with_error(runs: list[dict], name: str) -> tuple[float, float | None]:
-    """Returns the mean over seeds and its standard error, or None for that of one seed."""
-    values = [run[name] for run in runs]
-    return mean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+def summarise(runs: list[dict]) -> pd.DataFrame:
+    """Returns a row for each strategy and batch size, in the paper's order: over all seeds."""
+    table = pd.DataFrame(runs).fillna({"batch_seconds": 0, "batch_size": 0})
+    table["strategy"] = pd.Categorical(table.strategy, NAMES, ordered=True)
+    groups = table.groupby(["strategy", "batch_seconds", "batch_size"], observed=True)
+    medians = groups[["seconds", "cpu_seconds", "memory_mb"]].median()
+    means = groups[["zpr", "batches", *CONDITIONS]].mean()
+    errors = groups[CONDITIONS].sem().add_suffix("_error")
+    largest = groups.largest_batch_seconds.max()
+    return pd.concat([groups.size().rename("seeds"), medians, means, errors, largest], axis=1)
 
 
-def read_runs(folder: Path) -> dict[tuple, list[dict]]:
-    """Returns the results of all seeds by strategy and batch size, in the paper's order."""
-    files = sorted(glob.glob("runs/*.json", root_dir=folder))  # without hidden ones
-    runs = [json.loads((folder / file).read_text()) for file in files]
-    groups = {}
-    for run in runs:
-        place = list(NAMES).index(run["strategy"]), run["batch_seconds"] or 0, run["batch_size"]
-        groups.setdefault(place, []).append(run)
-    return dict(sorted(groups.items()))
-
-
-def table(groups: dict[tuple, list[dict]]) -> str:
+def write_table(summary: pd.DataFrame) -> str:
     """Returns Table 1, in Markdown."""
     columns = [column.strip() for column in COLUMNS.split("|")]
     rows = [columns, ["---"] * 2 + ["---:"] * (len(columns) - 2)]
-    for (_, batch_seconds, batch_size), runs in groups.items():
-        batch = f"{batch_size} seq." if batch_size else f"{batch_seconds:g} s"
-        row = [NAMES[runs[0]["strategy"]], batch, str(len(runs))]
-        for name, unit in (("seconds", "s"), ("cpu_seconds", "s"), ("memory_mb", "MB")):
-            row.append(f"{median(run[name] for run in runs):.0f} {unit}")
-        row.append(f"{mean(100 * run['zpr'] for run in runs):.1f} %")
-        row.append(f"{max(run['largest_batch_seconds'] for run in runs):.1f} s")
-        row.append(f"{mean(run['batches'] for run in runs):.0f}")
-        for name in ("matched", "mismatched"):
-            average, error = with_error(runs, name)
-            row.append(f"{average:.2f}" if error is None else f"{average:.2f} ± {error:.2f}")
-        rows.append(row)
+    for row in summary.reset_index().itertuples():
+        batch = f"{row.batch_size:.0f} seq." if row.batch_size else f"{row.batch_seconds:g} s"
+        cells = [NAMES[row.strategy], batch, str(row.seeds)]
+        cells += [f"{row.seconds:.0f} s", f"{row.cpu_seconds:.0f} s", f"{row.memory_mb:.0f} MB"]
+        cells += [f"{100 * row.zpr:.1f} %", f"{row.largest_batch_seconds:.1f} s"]
+        cells.append(f"{row.batches:.0f}")
+        for condition in CONDITIONS:
+            mean, error = getattr(row, condition), getattr(row, f"{condition}_error")
+            cells.append(f"{mean:.2f}" + (f" ± {error:.2f}" if math.isfinite(error) else ""))
+        rows.append(cells)
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def figure(groups: dict[tuple, list[dict]], path: Path) -> None:
+def draw(summary: pd.DataFrame, path: Path) -> None:
     """Draws Figure 4: ΔSNR as a function of the dynamic batch size, on a logarithmic axis."""
-    fig, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
-    for ax, condition in zip(axes, ("matched", "mismatched"), strict=True):
-        for strategy, label in NAMES.items():
-            sizes, means, errors = [], [], []
-            for (_, batch_seconds, _), runs in groups.items():
-                if batch_seconds and runs[0]["strategy"] == strategy:
-                    average, error = with_error(runs, condition)
-                    sizes.append(batch_seconds)
-                    means.append(average)
-                    errors.append(error or 0)
-            if sizes:
-                ax.errorbar(sizes, means, errors, marker="o", capsize=3, label=label)
-                ax.set_xscale("log", base=2)
-                ax.set_xticks(sizes, [f"{seconds:g}" for seconds in sizes])
-                ax.legend()
-        ax.set(title=condition, xlabel="dynamic batch size (s)", ylabel="ΔSNR (dB)")
-    fig.savefig(path, dpi=100)
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    dynamic = summary.query("batch_seconds > 0").reset_index()
+    for axes, condition in zip(figure.subplots(1, 2), CONDITIONS, strict=True):
+        for strategy, rows in dynamic.groupby("strategy", observed=True):
+            errors = rows[f"{condition}_error"].fillna(0)
+            style = {"marker": "o", "capsize": 3, "label": NAMES[strategy]}
+            axes.errorbar(rows.batch_seconds, rows[condition], errors, **style)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(rows.batch_seconds, [f"{seconds:g}" for seconds in rows.batch_seconds])
+            axes.legend()
+        axes.set(title=condition, xlabel="dynamic batch size (s)", ylabel="ΔSNR (dB)")
+    figure.savefig(path, dpi=100)
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    groups = read_runs(folder)
-    runs = [run for group in groups.values() for run in group]
-    (folder / "table1.md").write_text(table(groups) + NOTE)
+    files = sorted(glob.glob("runs/*.json", root_dir=folder))  # without hidden ones
+    runs = [json.loads((folder / file).read_text()) for file in files]
+    order = [*NAMES]
+    runs.sort(key=lambda run: (order.index(run["strategy"]), run["batch_seconds"] or 0))
+    summary = summarise(runs)
+    table = write_table(summary) + NOTE
+    (folder / "table1.md").write_text(table)
     (folder / "results.json").write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
-    figure(groups, folder / "figure4.png")
-    print(table(groups) + NOTE)
+    draw(summary, folder / "figure4.png")
+    print(table)
     print(f"{len(runs)} runs: {folder}/table1.md, {folder}/figure4.png, {folder}/results.json")
