@@ -131,8 +131,8 @@ def load_data(hparams: HParams) -> Clips:
 
     cache = MelCache(hparams)
     unchecked = cache.missing if hparams.cache_mels else list
-    train_problems += find_too_long(train, hparams) + check_samples(unchecked(train), hparams)
-    val_problems += check_samples(unchecked(val), hparams)
+    train_problems += find_too_long(train, hparams) + check_samples(unchecked(train))
+    val_problems += check_samples(unchecked(val))
     if hparams.on_bad_clip == "error":
         raise_problems(train_problems + val_problems)
     train = leave_out(train, train_problems, hparams.training_files)
@@ -209,7 +209,7 @@ def open_mels(clips: Sequence[Clip], hparams: HParams) -> Mels:
     spectrogram = MelSpectrogram(hparams)
 
     def compute(clip: Clip) -> np.ndarray:
-        samples = torch.from_numpy(read_samples(clip, hparams))
+        samples = torch.from_numpy(read_samples(clip))
         return spectrogram(samples).T.contiguous().numpy()
 
     if not hparams.cache_mels:

@@ -94,7 +94,7 @@ def sounds_to_judge(
     the first model's through each vocoder, and the models' speech."""
     hparams, clips = models[0].hparams, lists[0]
     rate = hparams.sampling_rate
-    yield "recordings", rate, enumerate(read_samples(clip, hparams) for clip in clips)
+    yield "recordings", rate, enumerate(read_samples(clip) for clip in clips)
     mels = open_mels(clips, hparams)
     for vocoder in ["griffin-lim", *([] if why_griffin_lim(hparams) else PUBLISHED)]:
         speaks = open_vocoder(hparams, vocoder)

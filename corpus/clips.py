@@ -357,7 +357,7 @@ def report_unknown_words(clips: Sequence[Clip]) -> None:
 # Samples
 
 
-def read_samples(clip: Clip, hparams: HParams) -> np.ndarray:
+def read_samples(clip: Clip) -> np.ndarray:
     """Returns a clip's samples, (n_samples,) float32 in [-1, 1], whatever its sample format.
 
     Raises:
@@ -376,8 +376,6 @@ def read_samples(clip: Clip, hparams: HParams) -> np.ndarray:
         kind, problem = "changed", "changed or removed since it was checked; run again"
     elif unreadable:
         kind, problem = "unreadable", f"not a readable sound file ({unreadable}); replace it"
-    elif len(samples) // hparams.hop_length + 1 != clip.n_frames:
-        kind, problem = "cut", "not as long as its header says; replace it"
     elif not np.isfinite(peak):
         kind, problem = "not finite", "has samples that are not finite; replace it"
     elif peak > 1:
@@ -390,16 +388,14 @@ def read_samples(clip: Clip, hparams: HParams) -> np.ndarray:
 
 
 def check_samples(
-    clips: Sequence[Clip],
-    hparams: HParams,
-    read: Callable[[Clip, HParams], Any] = read_samples,
+    clips: Sequence[Clip], read: Callable[[Clip], Any] = read_samples
 ) -> list[Problem]:
     """Reads the samples of all ``clips`` by ``read`` and returns the problems that it raises."""
     problems = []
 
     def check(clip: Clip) -> None:
         with collect_problem(problems, clip.location):
-            read(clip, hparams)
+            read(clip)
 
     map_in_threads(check, clips, "checking clips")
     return problems

@@ -337,8 +337,8 @@ def check_corpus(
     any_length = dataclasses.replace(hparams, max_text_length=2**31 - 1)  # training checks it
     check_audio = check_source if converting else check_wav
     clips, of_lines = check_clips(lines, any_length, {}, check_audio)
-    read = (lambda clip, _: read_source(clip.path)) if converting else read_samples
-    of_samples = check_samples(clips, hparams, read)
+    read = (lambda clip: read_source(clip.path)) if converting else read_samples
+    of_samples = check_samples(clips, read)
     raise_problems([*problems, *of_lines, *of_samples])
     return clips
 

@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     files = [hparams.training_files, hparams.validation_files]
     write_filelists(corpus, files)
     clips = load_clips("+".join(files), hparams)
-    raise_problems(check_samples(clips, hparams))
+    raise_problems(check_samples(clips))
     overrides = shlex.quote(format_overrides({"data_dir": corpus, "hours": 24}))
     print("Next (for a day):")
     print(f"  python train.py -o runs/ljspeech --preset voice --hparams {overrides}")

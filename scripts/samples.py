@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
         hparams = models[args.models[0]].hparams
         clips, rate = load_clips(str(args.input), hparams), hparams.sampling_rate
         texts = [(clip.location, clip.text) for clip in clips]
-        columns["recording"] = [play("", read_samples(clip, hparams), rate) for clip in clips]
+        columns["recording"] = [play("", read_samples(clip), rate) for clip in clips]
     columns |= {str(path): speak_texts(model, texts) for path, model in models.items()}
     page = f'<!DOCTYPE html><meta charset="utf-8"><title>Samples</title><style>{STYLE}</style>'
     for i, (_, text) in enumerate(texts):

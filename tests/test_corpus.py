@@ -25,7 +25,7 @@ def load_list(hparams, content):
     path = Path(hparams.data_dir, "list.txt")
     path.write_text(content, newline="", errors="surrogateescape")
     clips = load_clips(str(path), hparams)
-    raise_problems(check_samples(clips, hparams))
+    raise_problems(check_samples(clips))
     return clips
 
 
