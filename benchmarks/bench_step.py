@@ -30,13 +30,11 @@ import importlib
 import math
 import multiprocessing
 import os
-import re
 import sys
 import time
 from argparse import Namespace
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -313,18 +311,6 @@ def bench_epoch(args: Namespace) -> None:
         print(f"| {batching} | {name} | {row} |")
 
 
-def processor() -> str:
-    """Returns the name of the GPU; or that of the CPU, with its family and model."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    name = device_name(torch.device("cpu"))
-    with suppress(OSError):
-        info = Path("/proc/cpuinfo").read_text()
-        found = re.findall(r"^(cpu family|model)\s*: (\d+)$", info, re.MULTILINE)
-        name += "".join(f", {key} {value}" for key, value in found[:2])
-    return f"{name}, {torch.get_num_threads()} threads"
-
-
 def main() -> None:
     cuda = torch.cuda.is_available()
     parser = ArgumentParser(description=__doc__)
@@ -353,7 +339,8 @@ def main() -> None:
         choose_device(settings(name, args.hparams))  # refuses what cannot run here
     if args.profile and cuda:
         raise UserError("--profile: it is of a CPU; hide the GPU with CUDA_VISIBLE_DEVICES=''")
-    print(f"{processor()}; PyTorch {torch.__version__}")
+    device = device_name(torch.device("cuda" if cuda else "cpu"))
+    print(f"{device}; {torch.get_num_threads()} threads; PyTorch {torch.__version__}")
     benchmark = bench_operators if args.profile else bench_epoch if args.epoch else bench_shapes
     benchmark(args)
 

@@ -3,11 +3,13 @@
 import ctypes
 import os
 import platform
+import re
 import resource
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 
@@ -94,13 +96,13 @@ def use_full_precision() -> Iterator[None]:
 
 
 def device_name(device: torch.device) -> str:
-    """Returns the model name of the GPU or CPU."""
+    """Returns the model name of the GPU or CPU; what is fast on one may be slow on another."""
     if device.type == "cuda":
         return torch.cuda.get_device_name()
-    with suppress(OSError), open("/proc/cpuinfo") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return f"CPU: {line.partition(':')[2].strip()}"
+    with suppress(OSError, KeyError):
+        info = Path("/proc/cpuinfo").read_text()
+        found = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", info, re.MULTILINE))
+        return f"CPU: {found['model name']}, family {found['cpu family']}, model {found['model']}"
     return f"CPU: {platform.processor() or platform.machine()}"
 
 
