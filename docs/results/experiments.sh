@@ -21,7 +21,6 @@ source scripts/venv.sh
 case $PYTHON in .venv/*) PYTHON=$PWD/$PYTHON ;; esac
 export PYTHON OMP_NUM_THREADS=1
 every="guided_attention_weight=1,batch_size=8,attention_location_n_filters=8,checkpoint_minutes=0,keep_checkpoints=1"
-
 ten="RAND SSB-DBS-BR SB SSB SB-BR SSB-BR SB-DBS SSB-DBS BKT-BR ATS-BR"
 model="hop_length=551,symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=160,attention_dim=64,decoder_rnn_dim=160,postnet_embedding_dim=128,p_encoder_dropout=0.3,p_postnet_dropout=0.3"
 table2="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,$every,bucket_size=192,n_bins=24"  # which pad like SSB
