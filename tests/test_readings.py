@@ -58,6 +58,15 @@ def test_signs_make_no_other_number_of_two(first, second, signs, place):
 
 
 @LAW
+@given(
+    st.characters(min_codepoint=128, categories=["L", "Nl", "No", "Cc"], exclude_characters="Ｓｓｇ")
+)
+def test_a_letter_or_numeral_separates_numbers_even_if_it_is_not_read(character):
+    """Marks belong to the digit before them, and format characters are invisible."""
+    assert words_of(f"5{character}3") == words_of(f"5{character} 3")
+
+
+@LAW
 @given(A_SIGN)
 def test_a_sign_between_numbers_is_read_or_is_a_symbol_or_is_noted(sign):
     text = f"20{sign}345"
@@ -85,6 +94,7 @@ def test_a_range_is_no_telephone_number(first, second, dash):
 
 READ_AS = {
     "1⁄2, 1-1/2, 1–½, 2⅓3": "one half, one and one half, one and one half, two and one third three",
+    "५½, 5¹⁄₂, ³⁄₄": "five and one half, five and one half, three quarters",
     "2·3, 5≠3, 5★3, 5*3": "two, three, five, three, five, three, five, three",
     "①② x₁₂ 5‚300 5→3": "one two x one two five,three hundred five, three",
     "5～10, 5~10, 20-3-1": "five to ten, five to ten, twenty, three, one",
@@ -97,6 +107,7 @@ READ_AS = {
     "1-800-555-0199": "one, eight zero zero, five five five, zero one nine nine",
     "50％ ￥500 ＄5 ５：３０": "fifty percent five hundred yen five dollars five thirty",
     "₹500 ₩1 ₽3": "five hundred rupees one won three",
+    "5°C-10°C": "five degrees celsius to ten degrees celsius",
     "5‰ 20ºC 9˚F №5": "five per mille twenty degrees celsius nine degrees fahrenheit number five",
     "5 μg, 1 µm, 5 μF": "five micrograms, one micrometer, five micro f",
     "5G, 4K, 5 g": "five g, four k, five grams",
@@ -104,6 +115,7 @@ READ_AS = {
     "$1M–$2M": "one million dollars-two million dollars",
     "$5m $5 m $5 bn": "five million dollars five dollars m five billion dollars",
     "World War I was, Chapter IV, Act V": "world war one was, chapter four, act five",
+    "Henry VIII's, Part I's": "henry the eighth's, part i's",
     "Dr Smith, St James, Main St": "doctor smith, saint james, main st",
     "Acme™ ©2020": "acme twenty twenty",
     "1945\u202f100 10\u202f000": "nineteen forty-five one hundred ten thousand",
