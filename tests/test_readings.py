@@ -58,11 +58,10 @@ def test_signs_make_no_other_number_of_two(first, second, signs, place):
 
 
 @LAW
-@given(
-    st.characters(min_codepoint=128, categories=["L", "Nl", "No", "Cc"], exclude_characters="Ｓｓｇ")
-)
+@given(st.characters(min_codepoint=128, categories=["L", "Nl", "No", "Cc"]))
 def test_a_letter_or_numeral_separates_numbers_even_if_it_is_not_read(character):
     """Marks belong to the digit before them, and format characters are invisible."""
+    hypothesis.assume(character not in "Ｓｓｇ")  # with a space after them, a plural and grams
     assert words_of(f"5{character}3") == words_of(f"5{character} 3")
 
 
