@@ -245,9 +245,10 @@ def test_replicas_share_an_epoch_in_equally_many_steps(case, n):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_last_batch_of_every_epoch_is_that_of_the_loaders_length(strategy, workers):
     """This is how loops find it. Before the first batch after set_epoch, it is the coming one."""
+    lengths, counts = corpus(90), set()
     for sets_epoch in (False, True):
-        sampler = EpochBatchSampler(corpus(60), batch_size=4, strategy=strategy)
-        loader = DataLoader(range(60), batch_sampler=sampler, num_workers=workers)
+        sampler = EpochBatchSampler(lengths, batch_size=4, strategy=strategy)
+        loader = DataLoader(range(90), batch_sampler=sampler, num_workers=workers)
         for epoch in range(2):
             if sets_epoch:
                 sampler.set_epoch(epoch)
@@ -255,6 +256,8 @@ def test_the_last_batch_of_every_epoch_is_that_of_the_loaders_length(strategy, w
             last = [i for i, _ in enumerate(loader) if i == len(loader) - 1]
             assert len(last) == 1 and last[0] + 1 == len(loader) == len(sampler.plan)
             assert before == len(loader) or (epoch and not sets_epoch)
+            counts.add(len(loader))
+    assert len(counts) > 1 or strategy == "SB", "epochs of one length would hide another's"
 
 
 def test_hparams_pass_to_the_sampler_by_name():

@@ -26,7 +26,7 @@ _CURRENCY = "".join(CURRENCIES)
 _COMPATIBLE = re.compile(
     "[０-９Ａ-Ｚａ-ｚ％＆＋＝＠￠℃℉]|(?<=[０-９])[，．：／](?=[０-９])|[＄￡￥￦](?=[0-9０-９])"
 )
-_INFIX = re.compile(f"(?<=[0-9])[⁄∕~～〜](?=[0-9{_CURRENCY}])")
+_INFIX = re.compile(f"(?<=[0-9⁰¹²³⁴-⁹])[⁄∕~～〜](?=[0-9₀-₉{_CURRENCY}])")
 _THIN_SPACE = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[\u2009\u202f][0-9]{3})+(?![0-9])")
 _SIGNS = {  # only signs with a single reading
     "%": "percent",
@@ -46,13 +46,13 @@ _SIGNS = {  # only signs with a single reading
 }
 _SIGN = f"[{''.join(_SIGNS)}]"
 _UNSPACED_SIGN = re.compile(rf"(?<=[^\s(])(?={_SIGN})|(?<={_SIGN})(?=[^\s!'(),.:;?–—-])")
-_SIGN_RANGE = re.compile(rf"(?<=[0-9][%°¢{_CURRENCY}])[-–](?=[0-9])")
+_SIGN_RANGE = re.compile(rf"(?:(?<=[0-9][%°¢{_CURRENCY}])|(?<=°[CF]))[-–](?=[0-9])")
 _TEMPERATURE = re.compile(r"[°º˚] ?([CF])\b", re.IGNORECASE)
 _SINGULAR = re.compile(r"(?<![\w.,])1 ?([°¢])")
-# After three or more letters it is a footnote number.
-_POWER = re.compile(r"(?<=[\w)])(?<![^\W\d_]{3})(⁻?[⁰¹²³⁴-⁹]+)(\w?)")
-_NUMERALS = "".join(c for c in map(chr, range(0x3400)) if unicodedata.category(c) in ("Nl", "No"))
-_BESIDE_NUMERAL = re.compile(rf"(?<=[0-9{_NUMERALS}])(?=[{_NUMERALS}])|(?<=[{_NUMERALS}])(?=[0-9])")
+# After three or more letters it is a footnote number, and before a slash that of a fraction.
+_POWER = re.compile(r"(?<=[\w)])(?<![^\W\d_]{3})(?!\w+/[₀-₉])(⁻?[⁰¹²³⁴-⁹]+)(\w?)")
+_NUMERALS = "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c) in ("Nl", "No"))
+_BESIDE_NUMERAL = re.compile(rf"(?<=[\d{_NUMERALS}])(?=[{_NUMERALS}])|(?<=[^\W\d_a-zA-Z])(?=\d)")
 _LEFT_OUT = "\ufffd"  # stands where to_ascii has left out a sign
 _RUN_TOGETHER = re.compile(rf"(?<=[^\W_])((?:{UNREAD}|/)+)(?=[^\W_])")
 
@@ -207,7 +207,7 @@ def to_ascii(text: str, keep: str = "") -> str:
 def _transliterate(match: re.Match) -> str:
     character = match[0]
     kind = unicodedata.category(character)
-    if kind in ("Sc", "Sm", "So"):
+    if kind in ("Cc", "Sc", "Sm", "So"):
         return _LEFT_OUT
     if kind == "Nd":
         return str(unicodedata.decimal(character))

@@ -38,7 +38,7 @@ UNREAD = r"(?:[^\w\s!'(),.:;?/-]|_)"  # a sign that the model does not read
 # "Henry I" may be followed by more of a sentence, where I is a pronoun, and "Robert I." by a name.
 _ROMAN = re.compile(
     rf"\b(World War|Chapter|Part|Volume|Act|{_RULERS}) (?![IVX]\. [A-Z])"
-    rf"((?!I\b){_NUMERALS.replace(' ', '|')}|I(?=[.,;:)]|$)|(?<=War )I)(?![\w'])"
+    rf"((?!I\b){_NUMERALS.replace(' ', '|')}|I(?=[.,;:)]|$)|(?<=War )I)(?!\w|'(?!s\b))"
 )
 _BESIDE_LETTER = re.compile(r"(?<=[a-z])(?=[0-9])|(?<=[0-9])(?=[a-z])(?!(?:st|nd|rd|th|s)\b)")
 _BESIDE_SIGN = re.compile(rf"(?<=[^\s(-])(?=[#{_CURRENCY[1:]} ?\.?[0-9])|(?<=[0-9]')(?=[0-9])")
