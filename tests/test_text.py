@@ -193,6 +193,7 @@ READ_AS = {
     "$1.5; $1.234": "one dollar, fifty cents; one point two three four dollars",
     "US$5bn $5 million $5 m": "us five billion dollars five million dollars five dollars m",
     "-$5 for £2500!": "minus five dollars for twenty-five hundred pounds!",
+    "$½, £2½, $3/4": "one half of a dollar, two and one half pounds, three quarters of a dollar",
     "£0.01, €5, 5 €, ¥500": "one penny, five euros, five euros, five hundred yen",
     "$20s, $20 T-shirt, £5k-run": "twenties, twenty dollars t-shirt, five pounds k-run",
     "5km, 1 kg, 30 mph": "five kilometers, one kilogram, thirty miles per hour",

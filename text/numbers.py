@@ -65,7 +65,9 @@ _CLOCK = re.compile(  # 12:30, but not 3:1, 12:75 or 1:30:45
     r"(?=( (?:[ap]\.? ?m\b|o'clock))?)"
 )
 _VERSION = re.compile(r"(?<![0-9.])[0-9]+(?:\.[0-9]+){2,}")
-_FRACTION = re.compile(rf"(?<![0-9/.,])(?:({_N})[ -])?([0-9]+)/([2-9]|1[026]|32|64)(?![0-9/])")
+_FRACTION = re.compile(
+    rf"(?<![0-9/.,])({_CURRENCY}?)(?:({_N})[ -])?([0-9]+)/([2-9]|1[026]|32|64)(?![0-9/])"
+)
 # A minus has no number before it: 1914-18, 3-4 and "5 -3" keep their hyphen.
 _MINUS = re.compile(rf"(?<![^\s(])(?<![0-9]\s)-(?={_CURRENCY}?\.?[0-9])")
 _SIGN_LAST = re.compile(rf"({_N}(?:\.[0-9]+)?) ?({_CURRENCY})(?! ?[.,]?[0-9])")
@@ -135,13 +137,15 @@ def _unit(match: re.Match) -> str:
 
 
 def _fraction(match: re.Match) -> str:
-    whole, numerator, denominator = match.groups()
+    sign, whole, numerator, denominator = match.groups()
     if len(numerator) > 2 or not 0 < int(numerator) < int(denominator):
         return match[0]
     part = {"2": "half", "4": "quarter"}.get(denominator)
     part = part or _engine().number_to_words(_engine().ordinal(denominator))
     plural = "" if numerator == "1" else "s"
-    return (f"{whole} and " if whole else "") + f"{numerator} {part}{plural}"
+    words = (f"{whole} and " if whole else "") + f"{numerator} {part}{plural}"
+    unit, units, *_ = CURRENCIES.get(sign, ("", ""))
+    return f"{words} {units}".rstrip() if whole or not sign else f"{words} of a {unit}"
 
 
 def _money(match: re.Match) -> str:
