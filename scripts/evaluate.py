@@ -17,7 +17,6 @@ Distortion is that of mels as predicted, before their variance is restored. Defi
 sources and how often they are wrong: docs/speech.md.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -133,7 +132,7 @@ def evaluate(
     }, clips
 
 
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
+def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
     many = (
@@ -149,11 +148,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("-o", "--output", type=Path, default="runs/evaluation", metavar="PREFIX", help=written)
     add("--hparams", default="", metavar="NAME=VALUE,...", help="such as max_decoder_steps=2000")
     add("--seed", type=seed, default=0, help="seed of the prenet's dropout (default %(default)s)")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
+    args = parser.parse_args(argv)
     files = [Path(f"{args.output}{ending}.csv") for ending in ("", "_clips")]
     for file in files:
         if file.exists():

@@ -10,7 +10,6 @@ strategies", Interspeech 2021.
 """
 
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -221,7 +220,7 @@ def draw_all(samples: list[ndarray], folder: Path, settings: dict[str, float]) -
     print(f"wrote figure1.png to figure3.png and strategies.png in {folder}")
 
 
-def parse_args(argv: Sequence[str] | None) -> Namespace:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
     source = (
@@ -237,11 +236,6 @@ def parse_args(argv: Sequence[str] | None) -> Namespace:
     args = parser.parse_args(argv)
     if args.seeds < 2:
         parser.error(f"--seeds {args.seeds}: use 2 or more, for their spread")
-    return args
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_args(argv)
     hparams = create_hparams(args.hparams)
     if args.lengths:
         samples = [read_lengths(args.lengths, hparams)] * args.seeds
