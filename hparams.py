@@ -227,12 +227,11 @@ PRESETS = {
 # What may change when a run is resumed; anything else would make it another run. The filelists
 # are compared by what they list.
 MAY_CHANGE = {
-    "epochs", "hours", "epochs_per_validation", "epochs_per_checkpoint",
-    "checkpoint_minutes", "speak_every", "speak_texts",
-    "keep_checkpoints", "max_bad_steps", "check_memory", "decoder", "data_dir",
-    "training_files", "validation_files", "on_bad_clip", "max_text_length", "cache_mels",
-    "mel_cache_dir", "num_workers", "end_steps", "end_threshold", "max_decoder_steps",
-    "ignore_layers",
+    "epochs", "hours", "epochs_per_validation", "epochs_per_checkpoint", "checkpoint_minutes",
+    "speak_every", "speak_texts", "keep_checkpoints", "max_bad_steps", "check_memory", "decoder",
+    "data_dir", "training_files", "validation_files", "on_bad_clip", "max_text_length",
+    "cache_mels", "mel_cache_dir", "num_workers", "end_steps", "end_threshold",
+    "max_decoder_steps", "ignore_layers",
 }  # fmt: skip
 
 # NVIDIA's settings that are missing here, and what to do instead.
