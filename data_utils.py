@@ -63,7 +63,7 @@ class Data(NamedTuple):
     val_set: "MelDataset"
     sampler: EpochBatchSampler  # of the training batches
     val_batches: list[list[int]]
-    texts: list[list[int]]  # symbol ids of speak_texts
+    texts: list[list[int]]  # symbol ids of speak_texts; none if speak_every is 0
     fingerprint: Fingerprint
 
 
@@ -117,7 +117,7 @@ def load_data(hparams: HParams) -> Clips:
             line. With ``on_bad_clip=skip`` bad clips are printed and left out, unless they are more
             than 1 % of a set.
     """
-    locations = {}
+    locations = {}  # of the sound files in both sets, by path
     # Validation first, so that a clip in both sets is a problem of the training set.
     val, val_problems = read_clips(hparams.validation_files, hparams, locations)
     train, train_problems = read_clips(hparams.training_files, hparams, locations)
@@ -130,7 +130,7 @@ def load_data(hparams: HParams) -> Clips:
     report_unknown_characters(((clip.location, clip.text) for clip in train + val), hparams)
 
     cache = MelCache(hparams)
-    unchecked = cache.missing if hparams.cache_mels else list
+    unchecked = cache.missing if hparams.cache_mels else list  # all
     train_problems += find_too_long(train, hparams) + check_samples(unchecked(train))
     val_problems += check_samples(unchecked(val))
     if hparams.on_bad_clip == "error":
@@ -143,7 +143,7 @@ def load_data(hparams: HParams) -> Clips:
             f"note: {n_shared:,} of the {len(val):,} validation clips have texts that are trained "
             "on, so losses say less of other texts; scripts/prepare_corpus.py keeps them apart"
         )
-    cleaners = training_cleaners(hparams.text_cleaners)
+    cleaners = training_cleaners(hparams.text_cleaners)  # may leave some words in letters
     ids = [text_to_sequence(clip.text, cleaners, hparams.symbols) for clip in train]
     return Clips([clip._replace(ids=i) for clip, i in zip(train, ids, strict=True)], val)
 

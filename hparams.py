@@ -59,7 +59,7 @@ class HParams:
 
     # Experiment
     seed: int = _from_0(0, "random seed of weights and dropout; batching adds the epoch to it")
-    epochs: int = _above_0(220, "passes over the training set, also those before -c; or set hours")
+    epochs: int = _above_0(220, "passes over the training set, with those of -c; or set hours")
     hours: float = _from_0(0.0, "train for about so many hours instead of epochs; 0: off")
     epochs_per_validation: int = _above_0(2, "validate every N epochs")
     speak_every: int = _from_0(0, "speak speak_texts at every Nth validation, and the last; 0: off")
@@ -146,7 +146,7 @@ class HParams:
     p_decoder_dropout: float = _share(0.1, "dropout rate of the decoder LSTM's hidden state")
     p_postnet_dropout: float = _share(0.5, "dropout rate after each postnet convolution")
     mask_padding: bool = _setting(True, "beyond a clip's end: mel 0, gate logit 1000")
-    end_steps: int = _above_0(40, "inference asks whether a clip ended in its last so many steps")
+    end_steps: int = _above_0(40, "inference asks whether a clip ended in its last N steps")
     end_threshold: float = _share(0.5, "it stops at this probability (end_steps=1: NVIDIA's rule)")
     max_decoder_steps: int = _above_0(1000, "inference cuts a clip off after this many steps")
 

@@ -202,7 +202,7 @@ class Run:
             progress.peak_memory_gib = max(progress.peak_memory_gib, peak_memory(self.device))
             progress.batch += 1
             speed = progress.sums["frames"] / progress.sums["seconds"]
-            bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} frames/s", False)
+            bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} frames/s", refresh=False)
             self.stop.check()
             minutes = (time.monotonic() - self.saved_at) / 60
             is_due = 0 < hparams.checkpoint_minutes <= minutes and progress.batch < len(frames)
@@ -223,7 +223,7 @@ class Run:
         rate = learning_rate(hparams.learning_rate, progress.fall, position)
         optimizer.param_groups[0]["lr"] = rate
         batch = batch.to(self.device)
-        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        buffers = [buffer.clone() for buffer in self.model.buffers()]  # for a skipped step
 
         optimizer.zero_grad()
         loss = self.loss_function(self.replica(batch), batch, share)
@@ -274,7 +274,7 @@ class Run:
         if validation:
             self.logger.log("validation", progress.epoch, progress.step, validation)
             self.log_samples(samples, is_last)
-        progress.begin_epoch()
+        progress.begin_epoch()  # first: a checkpoint counts this one as done
         is_best = progress.best_loss < best_loss
         is_due = n_epochs % hparams.epochs_per_checkpoint == 0
         if is_best or is_last or is_planned or is_due:

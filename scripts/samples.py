@@ -20,7 +20,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, replace_file
+from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, pluralize, replace_file
 from corpus.clips import check_text, load_clips, read_lines, read_samples
 from model import Tacotron2
 from speech import load_model, speak
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> None:
         page += f"<h2>{escape(text)}</h2><section>{''.join(cells)}</section>"
     with replace_file(args.output) as file:
         file.write(page.encode())
-    print(f"{args.output}: {len(texts)} texts, {len(page) / 1e6:.1f} MB")
+    print(f"{args.output}: {pluralize(len(texts), 'text')}, {len(page) / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

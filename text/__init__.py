@@ -104,7 +104,7 @@ def spelled(cleaners: Sequence[str]) -> list[str]:
 
 
 def training_cleaners(cleaners: Sequence[str]) -> list[str]:
-    """Returns the cleaners of the texts that a model trains on, which will read ``cleaners``'."""
+    """Returns the cleaners of training texts for a model that will read with ``cleaners``."""
     return [TRAINING.get(name, name) for name in cleaners]
 
 

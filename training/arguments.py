@@ -26,8 +26,7 @@ def parse_args() -> argparse.Namespace:
     add("-o", "--output_dir", "--output_directory", required=True, type=Path, metavar="DIR",
         help="for the run")
     add("-l", "--log_dir", "--log_directory", type=Path, metavar="DIR",
-        help="for TensorBoard, of this run alone, from the current folder, not from -o "
-        "(default: -o)")
+        help="for this run's TensorBoard files; a path from the current folder (default: -o)")
     add("-c", "--checkpoint", "--checkpoint_path", type=find_checkpoint, metavar="FILE",
         help="start another run from this checkpoint, or from the newest of a run's folder, with "
         "its settings, at the start of the epoch that it was saved in")

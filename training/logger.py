@@ -185,8 +185,8 @@ class RunLogger:
 
     Args:
         vocoder: makes the audio.
-        progress: what a stopped run logged after it is dropped, since resuming logs it again. (In
-            TensorBoard's curves over epochs it stays, and an epoch is there twice.)
+        progress: how far the run has come. What it logged later is dropped, since resuming logs it
+            again. (In TensorBoard's curves over epochs it stays, and an epoch is there twice.)
     """
 
     def __init__(

@@ -124,9 +124,9 @@ def start_from(source: Path, warm: bool, overrides: str, preset: str | None) -> 
         changes = [f"{name}={now} (was {was})" for name, was, now in find_changes(saved, hparams)]
         print(f"settings of {source}" + (f", but {', '.join(changes)}" if changes else ""))
 
-    progress, weights = Progress(), {"state_dict": state["state_dict"]}
+    progress, restored = Progress(), {"state_dict": state["state_dict"]}
     if not warm and all(name in state for name in STATE):
-        before, weights = rebuild(Progress, state["progress"], source), state
+        before, restored = rebuild(Progress, state["progress"], source), state
         progress = Progress(epoch=before.epoch, first_epoch=before.epoch, step=before.step)
         if hparams.seed != saved.seed:
             del state["random_states"]
@@ -142,7 +142,7 @@ def start_from(source: Path, warm: bool, overrides: str, preset: str | None) -> 
         raise UserError(f"setting symbols: {source} has an embedding for other ones; {fix}")
     if ignored:
         print(f"note: --warm_start does not load {', '.join(ignored)} (ignore_layers)")
-    return Origin(hparams, progress, source, weights, ignored)
+    return Origin(hparams, progress, source, restored, ignored)
 
 
 def resume(folder: Path, overrides: str, preset: str | None) -> Origin:

@@ -88,7 +88,7 @@ def validate(
         tqdm.write(problem)
     all_sums, all_counts = gather(sums), gather(counts)
     means = {
-        name: sum(sums[name] for sums in all_sums) / sum(counts[name] for counts in all_counts)
+        name: sum(part[name] for part in all_sums) / sum(part[name] for part in all_counts)
         for name in all_sums[0]
     }
     return means, dict(ChainMap(*gather(samples)))
