@@ -226,7 +226,8 @@ class Run:
         buffers = [buffer.clone() for buffer in self.model.buffers()]  # for a skipped step
 
         optimizer.zero_grad()
-        loss = self.loss_function(self.replica(batch), batch, share)
+        output = self.replica(batch)
+        loss = self.loss_function(output, batch, share)
         loss.objective.backward()
         grad_norm = clip_grad_norm_(self.model.parameters(), hparams.grad_clip_thresh)
         values = {

@@ -242,7 +242,7 @@ def check_clips(
             continue
         n_samples, stamp = sound
         if stamp.path in locations:
-            message = f"{path} is on {locations[stamp.path]} too; keep one"
+            message = f"{path} is on {locations[stamp.path]} too; keep one, and name each list once"
             problems.append(Problem(line.location, "duplicate", message))
             continue
         locations[stamp.path] = line.location

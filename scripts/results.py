@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from batching import Batching, read_batching
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder
-from hparams import MAY_CHANGE
+from hparams import MAY_CHANGE, HParams
 
 # The paper's Table 2; n_batches is from its Sec. 4, and minutes an epoch of a GeForce GTX 1080.
 PAPER = pd.read_csv(Path(__file__).parent / "paper_table2.csv", index_col="batching")
@@ -84,7 +84,7 @@ def read_run(folder: Path) -> Run:
     """Reads a run's settings and records, without a last line that is still being written."""
     place = folder / "hparams.json"
     try:
-        settings = json.loads(place.read_text(encoding="utf-8"))
+        settings = vars(HParams()) | json.loads(place.read_text(encoding="utf-8"))
         batching = read_batching(str(Batching(*(settings[name] for name in Batching._fields))))
         place, records = folder / "metrics.jsonl", []
         lines = place.read_text("utf-8", "backslashreplace").split("\n")[:-1]

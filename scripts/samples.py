@@ -16,54 +16,54 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from matplotlib.image import imsave
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cli import ArgumentParser, UserError, exit_on_user_error, make_folder, pluralize, replace_file
-from corpus.clips import check_text, load_clips, read_lines, read_samples
+from corpus import clips
 from model import Tacotron2
-from speech import load_model, speak
+from speech import Spoken, load_model, speak
 from training.checkpoint import find_checkpoint
 from vocoder import open_vocoder, why_griffin_lim
 
 STYLE = """:root { color-scheme: light dark; font: 16px/1.4 system-ui, sans-serif }
 body { margin: 2rem auto; max-width: 75rem; padding: 0 1rem; overflow-wrap: anywhere }
 section { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)) }
-audio, img { display: block; width: 100% }
-img { height: 5rem; image-rendering: pixelated }"""
+audio, img { display: block; width: 100% } img { height: 5rem; image-rendering: pixelated }"""
 
 
 def play(caption: str, samples: np.ndarray, rate: int) -> str:
-    """Returns a player of samples (n,), which the page holds as MP3."""
-    soundfile.write(mp3 := BytesIO(), samples, rate, format="MP3")
-    data = base64.b64encode(mp3.getvalue()).decode()
-    return f'<small>{caption}</small><audio controls src="data:audio/mpeg;base64,{data}"></audio>'
+    """Returns a player of samples (n,), which the page holds as FLAC."""
+    flac = BytesIO()
+    soundfile.write(flac, samples, rate, format="FLAC")
+    data = base64.b64encode(flac.getvalue()).decode()
+    return f'<small>{caption}</small><audio controls src="data:audio/flac;base64,{data}"></audio>'
 
 
-def draw(alignment: Tensor) -> str:
-    """Returns a picture of attention weights (T_out, T_in)."""
-    imsave(png := BytesIO(), alignment.mT.numpy(), vmin=0, vmax=1, cmap="magma", origin="lower")
+def draw(spoken: Spoken) -> str:
+    """Returns a picture of the attention."""
+    png, weights = BytesIO(), spoken.alignment.T.numpy()
+    imsave(png, weights, vmin=0, vmax=1, cmap="magma", origin="lower")
     data = base64.b64encode(png.getvalue()).decode()
     return f'<img alt="attention" src="data:image/png;base64,{data}">'
 
 
 def speak_texts(model: Tacotron2, texts: list[tuple[str, str]]) -> list[str]:
     """Returns players and a picture of the model's speech for each (location, text)."""
-    ids, cells = [], [""] * len(texts)
+    hparams, ids, cells = model.hparams, [], [""] * len(texts)
     for location, text in texts:
         try:
-            ids.append(check_text(text, model.hparams))
+            ids.append(clips.check_text(text, hparams))
         except UserError as error:
             raise UserError(f"{location}: {error}") from None
-    names = [] if why_griffin_lim(model.hparams) else [("HiFi-GAN", "universal")]
-    names.append(("Griffin-Lim", "griffin-lim"))
-    vocoders = {caption: open_vocoder(model.hparams, name) for caption, name in names}
+    clips.report_unknown_characters(texts, hparams)
+    vocoders = {"Griffin-Lim": open_vocoder(hparams, "griffin-lim")}
+    if not why_griffin_lim(hparams):
+        vocoders = {"HiFi-GAN": open_vocoder(hparams, "universal"), **vocoders}
     for i, spoken in speak(model, ids):
-        end = "" if spoken.stopped else ", cut off: it never stopped"
-        for caption, vocoder in vocoders.items():
-            cells[i] += play(caption + end, vocoder(spoken.mel), model.hparams.sampling_rate)
-        cells[i] += draw(spoken.alignment)
+        for name, vocoder in vocoders.items():
+            cells[i] += play(name, vocoder(spoken.mel), hparams.sampling_rate)
+        cells[i] += draw(spoken) + ("" if spoken.stopped else "cut off: it never stopped")
     return cells
 
 
@@ -76,15 +76,15 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.output.exists():
         raise UserError(f"{args.output}: exists already; give another -o")
-    if not (texts := read_lines(args.input)):
+    if not (texts := clips.read_lines(args.input)):
         raise UserError(f"{args.input}: has no texts; write one a line")
     make_folder(args.output.resolve().parent)
     models, columns = {path: load_model(path) for path in args.models}, {}
     if "|" in texts[0][1]:
         hparams = models[args.models[0]].hparams
-        clips, rate = load_clips(str(args.input), hparams), hparams.sampling_rate
-        texts = [(clip.location, clip.text) for clip in clips]
-        columns["recording"] = [play("", read_samples(clip), rate) for clip in clips]
+        listed, rate = clips.load_clips(str(args.input), hparams), hparams.sampling_rate
+        texts = [(clip.location, clip.text) for clip in listed]
+        columns["recording"] = [play("", clips.read_samples(clip), rate) for clip in listed]
     columns |= {str(path): speak_texts(model, texts) for path, model in models.items()}
     page = f'<!DOCTYPE html><meta charset="utf-8"><title>Samples</title><style>{STYLE}</style>'
     for i, (_, text) in enumerate(texts):
