@@ -45,7 +45,6 @@ PATTERNS = (
     "{shout}!", "{shout}, {name}!", "{weekday}.", "{adjective} {object}s.", "Who {past} it?",
     "{name} {went}.", "Was {name} {adjective}?", "{person} {past} {thing}.",
     "{person} {past} {thing} in the {place}.", "Why was {person} in the {place}?",
-    "{thing} lay behind the {place}, and {person} {went}.",
     "On {weekday}, {person} {past} {thing}.", "{person} {past} {thing} because {person} {went}.",
     "{person} {past} {thing}, {thing} and {thing}.", "{person} said that {person} {past} {thing}.",
     "{person} gave {person} {thing}; {name} {went}.",

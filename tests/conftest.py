@@ -148,11 +148,6 @@ def records(output: Path, event: str = "") -> list[dict]:
     return [line for line in lines if event in ("", line["event"])]
 
 
-@pytest.fixture
-def tiny() -> HParams:
-    return create_hparams(TINY)
-
-
 def noise_batch(
     text_lengths: list[int], mel_lengths: list[int], n_frames_per_step: int = 1
 ) -> Batch:
