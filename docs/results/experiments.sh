@@ -4,15 +4,14 @@
 #     bash docs/results/experiments.sh corpus DIR  # prepares the human voice: DIR has it as published
 #     bash docs/results/experiments.sh predicted   # what an epoch of same_time takes
 #     bash docs/results/experiments.sh rates       # which learning rate suits which batching
+#     bash docs/results/experiments.sh padding     # whether padding itself is what sorting changes
 #     bash docs/results/experiments.sh same_time   # which batching gives the better voice in the same time
 #     bash docs/results/experiments.sh table2      # the paper's ten experiments
 #     bash docs/results/experiments.sh reader      # voices/kathleen.pt
-#     bash docs/results/experiments.sh warm        # other voices in an evening, from that one and from nothing
 #
-# All train on the voice of corpus, but warm, which also needs the German voice that docs/speech.md prepares. Of
-# one core with AVX-512, same_time takes 7 hours a seed, rates 3, warm 5 and the others 2 to 4. Of rates, same_time
-# and table2, a second argument names the seeds, so that two calls can use two cores: start the second once the first
-# one trains. Of same_time, a third names the arms, from 0 to 3: same_time 0 "0 2" beside same_time 0 "1 3".
+# All train on the voice of corpus. Of one core with AVX-512, same_time takes 7 hours a seed, rates 3, padding 1 and the
+# others 2 to 4. Of rates, padding, same_time and table2, a second argument names the seeds, so that two calls can use
+# two cores: start the second once the first one trains. Of same_time, a third names the arms, from 0 to 3: same_time 0 "0 2" beside same_time 0 "1 3".
 # The runs are in runs/SERIES.
 set -euo pipefail
 here=$PWD  # where DIR starts
@@ -83,6 +82,25 @@ rates() {  # SEEDS: equal epochs from nothing, each rate falling to 0 over the s
     done
 }
 
+padding() {  # SEEDS: as rates, at the rate of both arms, without what padding does, or with more of it
+    local arm patch experiment folder
+    mkdir -p runs/code mel_cache
+    for arm in step,RAND step,SSB-BR batches,SSB-BR; do
+        IFS=, read -r patch experiment <<< "$arm"
+        folder=runs/code/$patch  # this commit with the patch
+        if [ ! -e $folder ]; then
+            git worktree add -q --detach $folder
+            git -C $folder apply "$PWD/docs/results/padding_$patch.patch"
+            ln -s "$PWD"/data "$PWD"/runs "$PWD"/mel_cache $folder
+            ln -s "$PWD"/filelists/kathleen_{train,val}.txt $folder/filelists
+        fi
+        for seed in ${seeds:-0 1000 2000}; do
+            (cd $folder && run runs/padding/$patch $experiment --preset nvidia --hparams \
+                "$fair,epochs=12,learning_rate=1e-3,learning_rate_decay=0.5,epochs_per_checkpoint=1")
+        done
+    done
+}
+
 predicted() {  # same_time's epochs, on an idle core: three rounds, in an order that rotates
     local seed=0 round experiment
     for round in 0 1 2; do
@@ -113,29 +131,11 @@ same_time() {  # SEEDS ARMS
     done
 }
 
-little_dropout="$fair,dynamic_batch_size=False,precision=bf16,p_encoder_dropout=0.1,p_postnet_dropout=0.1,p_attention_dropout=0.05,p_decoder_dropout=0.05,dropout_in_fall=False"
-
 reader() {
-    local settings="$little_dropout,hours=2.5,learning_rate_decay=0.56,text_cleaners=[english_phones],epochs_per_validation=5,epochs_per_checkpoint=10,keep_checkpoints=20"
+    local settings="$fair,dynamic_batch_size=False,precision=bf16,p_encoder_dropout=0.1,p_postnet_dropout=0.1,p_attention_dropout=0.05,p_decoder_dropout=0.05,dropout_in_fall=False,hours=2.5,learning_rate_decay=0.56,text_cleaners=[english_phones],epochs_per_validation=5,epochs_per_checkpoint=10,keep_checkpoints=20"
     train runs/reader "$settings" --preset nvidia
     [ -e runs/reader/kathleen.pt ] ||
         "$PYTHON" scripts/export.py -c runs/reader -o runs/reader/kathleen.pt --half
-}
-
-warm() {  # another voice: 24 minutes of German, the first five of them, and five minutes of English
-    local german="data_dir=data/kerstin,validation_files=filelists/kerstin_val.txt,text_cleaners=basic_cleaners,symbols=@filelists/kerstin_symbols.txt,learning_rate=1e-3,learning_rate_decay=0.5,batch_size=8,precision=fp32,epochs_per_validation=5"
-    local list_hours settings folder
-    head -n 67 filelists/kerstin_train.txt > filelists/kerstin5_train.txt
-    awk -F '|' '!seen[$2]++ && n++ < 103' filelists/kathleen_train.txt > filelists/kathleen5_train.txt
-    for list_hours in kerstin,1.5 kerstin5,0.5; do
-        settings="$german,training_files=filelists/${list_hours%,*}_train.txt,hours=${list_hours#*,}"
-        folder=runs/warm/${list_hours%,*}
-        train ${folder}_voice "$settings" -c voices/kathleen.pt --warm_start
-        train ${folder}_nothing "$little_dropout,$settings" --preset nvidia
-    done
-    settings="text_cleaners=[english_phones],symbols='',n_symbols=148,data_dir=data/kathleen,training_files=filelists/kathleen5_train.txt,validation_files=filelists/kathleen_val.txt,learning_rate=1e-3,learning_rate_decay=0.5,batch_size=8,precision=fp32,epochs_per_validation=5,hours=0.5"
-    train runs/warm/kathleen5_kerstin "$settings" -c runs/warm/kerstin_nothing --warm_start
-    train runs/warm/kathleen5_nothing "$little_dropout,$settings" --preset nvidia
 }
 
 seeds=${2:-}
