@@ -26,6 +26,7 @@ def test_an_example_runs_as_its_header_says(library):
         pytest.skip(f"{library} is not installed")
     text = (ROOT / "examples" / f"with_{library}.py").read_text()
     (command,) = re.findall("^ *PYTHONPATH=.*", text, re.M)
+    command = command.replace("torchrun", "python -m torch.distributed.run")
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
