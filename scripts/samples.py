@@ -27,11 +27,17 @@ from speech import load_model, speak
 from training.checkpoint import find_checkpoint
 from vocoder import open_vocoder, why_griffin_lim
 
-STYLE = """:root { color-scheme: light dark; font: 16px/1.4 system-ui, sans-serif }
+HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Samples</title>
+<style>
+:root { color-scheme: light dark; font: 16px/1.4 system-ui, sans-serif }
 body { margin: 2rem auto; max-width: 75rem; padding: 0 1rem; overflow-wrap: anywhere }
 section { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)) }
 audio, img { display: block; width: 100% }
-img { height: 5rem; image-rendering: pixelated }"""
+img { height: 5rem; image-rendering: pixelated }
+</style>
+<p>Below each voice is its attention, symbols over time.</p>
+"""
 
 
 def play(caption: str, samples: np.ndarray, rate: int) -> str:
@@ -86,7 +92,7 @@ def main(argv: list[str] | None = None) -> None:
         texts = [(clip.location, clip.text) for clip in clips]
         columns["recording"] = [play("", read_samples(clip), rate) for clip in clips]
     columns |= {str(path): speak_texts(model, texts) for path, model in models.items()}
-    page = f'<!DOCTYPE html><meta charset="utf-8"><title>Samples</title><style>{STYLE}</style>'
+    page = HEAD
     for i, (_, text) in enumerate(texts):
         cells = [f"<div><h3>{escape(name)}</h3>{cell[i]}</div>" for name, cell in columns.items()]
         page += f"<h2>{escape(text)}</h2><section>{''.join(cells)}</section>"
