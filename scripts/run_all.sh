@@ -6,7 +6,7 @@
 #
 # RAND shuffles the clips, SB sorts them by length, SSB by length plus noise, and BKT and ATS sort
 # parts of them. DBS fills batches to a capacity, and BR shuffles their order. The settings are the
-# paper's, among them a learning rate of 1e-3 for all.
+# paper's or, where it names none, NVIDIA's, such as a learning rate of 1e-3 for all.
 #
 # If it was stopped or has failed, the same command goes on: train.py resumes a run, and ends at
 # once if it is finished. Arguments go to every train.py, and the variables below choose the runs.

@@ -4,7 +4,7 @@
 
 FILE has a text a line, or it is a filelist of lines path|text, whose recordings are then played too
 (from the data_dir of the first model). The models speak through HiFi-GAN, if it has their mels, and
-through Griffin-Lim. Below is their attention, symbols over time. Any browser opens the page.
+through Griffin-Lim. Any browser opens the page.
 """
 
 import base64
@@ -26,10 +26,12 @@ from speech import Spoken, load_model, speak
 from training.checkpoint import find_checkpoint
 from vocoder import open_vocoder, why_griffin_lim
 
-STYLE = """:root { color-scheme: light dark; font: 16px/1.4 system-ui, sans-serif }
+HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Samples</title><p>Below each voice is its attention, symbols over time.</p><style>
+:root { color-scheme: light dark; font: 16px/1.4 system-ui, sans-serif }
 body { margin: 2rem auto; max-width: 75rem; padding: 0 1rem; overflow-wrap: anywhere }
 section { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)) }
-audio, img { display: block; width: 100% } img { height: 5rem; image-rendering: pixelated }"""
+audio, img { width: 100% } img { height: 5rem; image-rendering: pixelated }</style>"""
 
 
 def play(caption: str, samples: np.ndarray, rate: int) -> str:
@@ -79,14 +81,13 @@ def main(argv: list[str] | None = None) -> None:
     if not (texts := clips.read_lines(args.input)):
         raise UserError(f"{args.input}: has no texts; write one a line")
     make_folder(args.output.resolve().parent)
-    models, columns = {path: load_model(path) for path in args.models}, {}
+    models, columns, page = {path: load_model(path) for path in args.models}, {}, HEAD
     if "|" in texts[0][1]:
         hparams = models[args.models[0]].hparams
         listed, rate = clips.load_clips(str(args.input), hparams), hparams.sampling_rate
         texts = [(clip.location, clip.text) for clip in listed]
         columns["recording"] = [play("", clips.read_samples(clip), rate) for clip in listed]
     columns |= {str(path): speak_texts(model, texts) for path, model in models.items()}
-    page = f'<!DOCTYPE html><meta charset="utf-8"><title>Samples</title><style>{STYLE}</style>'
     for i, (_, text) in enumerate(texts):
         cells = [f"<div><h3>{escape(name)}</h3>{cell[i]}</div>" for name, cell in columns.items()]
         page += f"<h2>{escape(text)}</h2><section>{''.join(cells)}</section>"
