@@ -2,9 +2,8 @@
 
     python scripts/samples.py runs/RAND runs/SSB-DBS-BR -i sentences.txt -o samples.html
 
-FILE has a text a line, or it is a filelist of lines path|text, whose recordings are then played too
-(from the data_dir of the first model). The models speak through HiFi-GAN, if it has their mels, and
-through Griffin-Lim. Any browser opens the page.
+FILE has a text a line, or is a filelist, whose recordings are then played too (from the data_dir of
+the first model). The models speak through HiFi-GAN, if it has their mels, and through Griffin-Lim.
 """
 
 import base64
