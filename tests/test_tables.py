@@ -58,7 +58,7 @@ def test_every_line_is_a_clip_or_a_problem(texts, separator, has_header, quoted)
         writer.writerow(["file", "text"])
     for i, text in enumerate(texts):
         fields = [NAMES[i % 3], text.replace("L", 140_000 * "x")]
-        if quoted:
+        if quoted and "\0" not in text:  # which Python 3.10 cannot write
             writer.writerow(fields)
         else:
             file.write(separator.join(fields) + "\n")
