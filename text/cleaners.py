@@ -221,7 +221,7 @@ def _transliterate(match: re.Match) -> str:
 
 def separate_words(text: str) -> str:
     """Puts one space between words, also those that only a sign separates: and/or, 5★3."""
-    text = re.sub(r"(?<=\w)/+(?=\w)", " ", text)
+    text = re.sub(r"(?<=[^\W_])/+(?=[^\W_])", " ", text)
     text = _RUN_TOGETHER.sub(r"\1 ", text).replace(_LEFT_OUT, "")
     return re.sub(r"\s+", " ", text)
 
