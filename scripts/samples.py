@@ -2,8 +2,7 @@
 
     python scripts/samples.py runs/RAND runs/SSB-DBS-BR -i sentences.txt -o samples.html
 
-FILE has a text a line, or is a filelist, whose recordings are then played too (from the data_dir of
-the first model). The models speak through HiFi-GAN, if it has their mels, and through Griffin-Lim.
+FILE has a text a line, or is a filelist, whose recordings are then played too.
 """
 
 import base64
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+import soxr
 from matplotlib.image import imsave
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -34,11 +34,11 @@ audio, img { width: 100% } img { height: 5rem; image-rendering: pixelated }</sty
 
 
 def play(caption: str, samples: np.ndarray, rate: int) -> str:
-    """Returns a player of samples (n,), which the page holds as FLAC."""
-    flac = BytesIO()
-    soundfile.write(flac, samples, rate, format="FLAC")
-    data = base64.b64encode(flac.getvalue()).decode()
-    return f'<small>{caption}</small><audio controls src="data:audio/flac;base64,{data}"></audio>'
+    """Returns a player of samples (n,), as MP3: it has few rates, and mels end at 8 kHz."""
+    mp3 = BytesIO()
+    soundfile.write(mp3, soxr.resample(samples, rate, 16_000), 16_000, format="MP3")
+    data = base64.b64encode(mp3.getvalue()).decode()
+    return f'<small>{caption}</small><audio controls src="data:audio/mpeg;base64,{data}"></audio>'
 
 
 def draw(spoken: Spoken) -> str:

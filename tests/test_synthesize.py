@@ -67,7 +67,7 @@ def test_a_page_plays_the_recordings_and_what_each_model_says(corpus, tmp_path):
     samples.main([*map(str, models), "-i", f"{corpus}/val.txt", "-o", str(page)])
     text = page.read_text()
     assert "<h2>Is 1 &lt; 2?</h2>" in text and text.count("<img") == 4
-    sounds = [b64decode(sound) for sound in re.findall('audio/flac;base64,([^"]*)', text)]
+    sounds = [b64decode(sound) for sound in re.findall('audio/mpeg;base64,([^"]*)', text)]
     seconds = [soundfile.info(io.BytesIO(sound)).duration for sound in sounds]
     recorded = [soundfile.info(corpus / name).duration for name in ("8.wav", "9.wav")]
     assert len(seconds) == 6 and seconds[::3] == pytest.approx(recorded, abs=0.1)
