@@ -9,20 +9,17 @@
 #     bash docs/results/experiments.sh table2      # the paper's ten experiments
 #     bash docs/results/experiments.sh reader      # voices/kathleen.pt
 #
-# All train on the voice of corpus. Of one core with AVX-512, same_time takes 7 hours a seed, rates 3, padding 1 and the
-# others 2 to 4. Of rates, padding, same_time and table2, a second argument names the seeds, so that two calls can use
-# two cores: start the second once the first one trains. Of same_time, a third names the arms, from 0 to 3: same_time 0 "0 2" beside same_time 0 "1 3".
-# The runs are in runs/SERIES.
+# All train on the voice of corpus. Of one core with AVX-512, rates takes 3 hours a seed, same_time 2.5, padding 1 and
+# the others 2 to 4. Of rates, padding, same_time and table2, a second argument names the seeds, so that two calls can
+# use two cores: start the second once the first one trains. The runs are in runs/SERIES.
 set -euo pipefail
 here=$PWD  # where DIR starts
 cd "$(dirname "$0")/../.."
 source scripts/venv.sh
 case $PYTHON in .venv/*) PYTHON=$PWD/$PYTHON ;; esac
 export PYTHON OMP_NUM_THREADS=1
-every="guided_attention_weight=1,batch_size=8,attention_location_n_filters=8,checkpoint_minutes=0,keep_checkpoints=1"
-ten="RAND SSB-DBS-BR SB SSB SB-BR SSB-BR SB-DBS SSB-DBS BKT-BR ATS-BR"
 model="hop_length=551,symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=160,attention_dim=64,decoder_rnn_dim=160,postnet_embedding_dim=128,p_encoder_dropout=0.3,p_postnet_dropout=0.3"
-table2="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,$every,bucket_size=192,n_bins=24"  # which pad like SSB
+table2="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,guided_attention_weight=1,batch_size=8,attention_location_n_filters=8,checkpoint_minutes=0,keep_checkpoints=1,bucket_size=192,n_bins=24"  # which pad like SSB
 
 reader="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,batch_size=8,symbols_embedding_dim=256,encoder_embedding_dim=256,prenet_dim=128,attention_rnn_dim=256,attention_dim=64,attention_location_n_filters=16,decoder_rnn_dim=256,postnet_embedding_dim=256,p_encoder_dropout=0.3,p_postnet_dropout=0.3,checkpoint_minutes=0,keep_checkpoints=1"
 
@@ -42,15 +39,6 @@ corpus() {  # DIR: validates on 100 sentences, and trains on all takes of the ot
     mv data/kathleen.part data/kathleen
 }
 
-# train FOLDER SETTINGS [OPTION...]: starts a training, or goes on with it
-train() {
-    if compgen -G "$1/checkpoint_*.pt" > /dev/null; then
-        "$PYTHON" train.py -o "$1" --resume
-    else
-        "$PYTHON" train.py -o "$1" --hparams "$2" "${@:3}"
-    fi
-}
-
 # run FOLDER EXPERIMENT OPTION...: trains one experiment of one seed into FOLDER/EXPERIMENT/seedN
 run() {
     OUTPUT=$1 EXPERIMENTS=$2 SEEDS=$seed bash scripts/run_all.sh "${@:3}"
@@ -60,7 +48,7 @@ table2() {  # 4 epochs of RAND; then of each experiment 6, and 6 with a lower le
     local experiment
     for seed in ${seeds:-0 1000 2000}; do
         run runs/table2/start RAND --hparams "$table2,epochs=4,learning_rate=2e-3"
-        for experiment in $ten; do
+        for experiment in RAND SSB-DBS-BR SB SSB SB-BR SSB-BR SB-DBS SSB-DBS BKT-BR ATS-BR; do
             START=runs/table2/start/RAND run runs/table2/common "$experiment" --hparams epochs=10,learning_rate=1e-3
             START=runs/table2/common/$experiment run runs/table2/annealed "$experiment" \
                 --hparams epochs=16,learning_rate=3e-4
@@ -68,15 +56,15 @@ table2() {  # 4 epochs of RAND; then of each experiment 6, and 6 with a lower le
     done
 }
 
-fair="$reader,guided_attention_weight=1,n_frames_per_step=2,learning_rate=2e-3"
+# From nothing, at a rate that falls to 0 over the second half
+fair="$reader,guided_attention_weight=1,n_frames_per_step=2,learning_rate_decay=0.5,epochs_per_checkpoint=1"
 
-rates() {  # SEEDS: equal epochs from nothing, each rate falling to 0 over the second half
+rates() {  # SEEDS: equal epochs
     local rate experiment
     for seed in ${seeds:-0 1000 2000}; do
         for rate in 1e-3 2e-3 5e-4 4e-3; do
             for experiment in RAND SSB-BR SSB-DBS-BR; do
-                run runs/rates/$rate $experiment --preset nvidia --hparams \
-                    "$fair,epochs=12,learning_rate=$rate,learning_rate_decay=0.5,epochs_per_checkpoint=1"
+                run runs/rates/$rate $experiment --preset nvidia --hparams "$fair,epochs=12,learning_rate=$rate"
             done
         done
     done
@@ -95,8 +83,8 @@ padding() {  # SEEDS: as rates, at the rate of both arms, without what padding d
             ln -s "$PWD"/filelists/kathleen_{train,val}.txt $folder/filelists
         fi
         for seed in ${seeds:-0 1000 2000}; do
-            (cd $folder && run runs/padding/$patch $experiment --preset nvidia --hparams \
-                "$fair,epochs=12,learning_rate=1e-3,learning_rate_decay=0.5,epochs_per_checkpoint=1")
+            (cd $folder &&
+                run runs/padding/$patch $experiment --preset nvidia --hparams "$fair,epochs=12,learning_rate=1e-3")
         done
     done
 }
@@ -110,32 +98,29 @@ predicted() {  # same_time's epochs, on an idle core: three rounds, in an order 
     done
 }
 
-# Each arm from nothing, with a learning rate that falls. The arms of 40, 50 and 56 epochs take equal times,
-# as predicted: an epoch of RAND 2.31 minutes, of SSB-BR 1.84 and of SSB-DBS-BR 1.62 (medians of predicted,
-# on an AMD EPYC with AVX-512), and 0.07 more for validating and saving.
-same_time() {  # SEEDS ARMS
-    local arms=(RAND,40 SSB-BR,50 SSB-DBS-BR,40 SSB-DBS-BR,56) i experiment epochs folder
-    for seed in ${seeds:-0 1000 2000}; do
-        for i in 0 1 2 3; do
-            i=$(((i + seed / 1000) % 4))
-            [[ " ${2:-0 1 2 3} " = *" $i "* ]] || continue
-            IFS=, read -r experiment epochs <<< "${arms[i]}"
+# Each arm at its rate of the series rates. The epochs take equal times, as predicted: an epoch of RAND 1.21 minutes,
+# of SSB-BR 0.96 and of SSB-DBS-BR 0.83 (medians of predicted, on an AMD EPYC of family 26), and 0.06 for validating
+# and saving.
+same_time() {  # SEEDS
+    local arms=(RAND,40,1e-3 SSB-BR,50,1e-3 SSB-DBS-BR,57,2e-3) i experiment epochs rate folder
+    for seed in ${seeds:-0 1000 2000 3000 4000 5000}; do
+        for i in 0 1 2; do
+            IFS=, read -r experiment epochs rate <<< "${arms[(i + seed / 1000) % 3]}"
             run runs/same_time/epochs$epochs $experiment --preset nvidia --hparams \
-                "$fair,epochs=$epochs,learning_rate_decay=0.5,epochs_per_checkpoint=1"
+                "$fair,epochs=$epochs,learning_rate=$rate"
             folder=runs/same_time/epochs$epochs/$experiment/seed$seed
             for speech in 0 1 2 3; do  # seeds of the prenet's dropout
-                [ -e $folder/speech${speech}_clips.csv ] || "$PYTHON" scripts/evaluate.py \
-                    -c $folder/checkpoint_0*.pt --seed $speech -o $folder/speech$speech
+                [ -e $folder/speech${speech}_clips.csv ] ||
+                    "$PYTHON" scripts/evaluate.py -c $folder --seed $speech -o $folder/speech$speech
             done
         done
     done
 }
 
 reader() {
-    local settings="$fair,dynamic_batch_size=False,precision=bf16,p_encoder_dropout=0.1,p_postnet_dropout=0.1,p_attention_dropout=0.05,p_decoder_dropout=0.05,dropout_in_fall=False,hours=2.5,learning_rate_decay=0.56,text_cleaners=[english_phones],epochs_per_validation=5,epochs_per_checkpoint=10,keep_checkpoints=20"
-    train runs/reader "$settings" --preset nvidia
-    [ -e runs/reader/kathleen.pt ] ||
-        "$PYTHON" scripts/export.py -c runs/reader -o runs/reader/kathleen.pt --half
+    local settings="$fair,learning_rate=2e-3,dynamic_batch_size=False,precision=bf16,p_encoder_dropout=0.1,p_postnet_dropout=0.1,p_attention_dropout=0.05,p_decoder_dropout=0.05,dropout_in_fall=False,hours=2.5,learning_rate_decay=0.56,text_cleaners=[english_phones],epochs_per_validation=5,epochs_per_checkpoint=10,keep_checkpoints=20"
+    "$PYTHON" train.py -o runs/reader --resume --preset nvidia --hparams "$settings"
+    [ -e runs/reader/kathleen.pt ] || "$PYTHON" scripts/export.py -c runs/reader -o runs/reader/kathleen.pt --half
 }
 
 seeds=${2:-}
