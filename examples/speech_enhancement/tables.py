@@ -1,12 +1,12 @@
-"""Table 1 and Figure 4 of Gonzalez et al. (2023) from results of train.py: python tables.py RUNS
+"""Table 1 and Figure 4 of Gonzalez et al. (2023) from results of train.py
 
 Reads RUNS/runs/*.json; writes RUNS/table1.md, RUNS/figure4.png and RUNS/results.json.
 """
 
+import argparse
 import glob
 import json
 import math
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -69,8 +69,12 @@ def draw(summary: pd.DataFrame, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="RUNS")
+    folder = parser.parse_args().folder
     files = sorted(glob.glob("runs/*.json", root_dir=folder))  # without hidden ones
+    if not files:
+        parser.error(f"{folder}/runs: has no results of train.py; name the folder of run.sh")
     runs = [json.loads((folder / file).read_text()) for file in files]
     order = [*NAMES]
     runs.sort(key=lambda run: (order.index(run["strategy"]), run["batch_seconds"] or 0))
