@@ -37,6 +37,7 @@ MEASURES = {  # of these series: their columns, whether changes are ratios, and 
     "opinion": ("opinion", False, 2),
 }
 PRIMARY = ("masked loss", "MCD (dB)")
+PADDING = "RAND → RAND step, SSB-BR → SSB-BR step, SSB-BR → SSB-BR batches, RAND step → SSB-BR step"
 CONCLUSIONS = {  # of the paper: what they compare, and the sign that it says the change has
     "1. SSB-BR is as good as": ("BKT-BR → SSB-BR, ATS-BR → SSB-BR", 0),
     "2. behind RAND": ("RAND → SSB-BR, RAND → BKT-BR, RAND → ATS-BR", 1),
@@ -71,15 +72,16 @@ def fit(values: pd.Series, by_seed: bool) -> tuple[pd.DataFrame, np.ndarray, flo
 
 
 def change(
-    values: pd.Series, pair: list[str], n_joint: int, ratio: bool = True, shared_start: bool = False
+    values: pd.Series, text: str, n_joint: int, ratio: bool = True, shared_start: bool = False
 ) -> np.ndarray:
-    """Returns the change between two arms and the ends of its interval; in percent if it is a
-    ``ratio``; nan where they are not known. With ``shared_start`` each seed has an effect.
+    """Returns the change that ``text`` names, "arm → arm", and the ends of its interval; in percent
+    if it is a ``ratio``; nan where unknown. With ``shared_start`` each seed has an effect.
 
     The spread is pooled over all arms. ``n_joint`` intervals hold at once, by Bonferroni: six, of
     four arms with three seeds, are 3 % or 0.1 points wider than by the multivariate t distribution.
     """
     values = np.log(values.dropna()) if ratio else values.dropna()
+    pair = text.split(" → ")
     if not {*pair} <= {*values.index.unique("arm")}:
         return np.full(3, np.nan)
     design, effects, variance, df = fit(values, shared_start)
@@ -133,7 +135,7 @@ def print_equal_times(series: str) -> None:
         for name, (_, ratio, digits) in MEASURES.items():
             is_joint = text in planned and name in PRIMARY
             n_joint = len(planned) * len(PRIMARY) if is_joint else 1
-            result = change(runs[name], pair, n_joint, ratio)
+            result = change(runs[name], text, n_joint, ratio)
             rows[-1][name] = shown(result, digits=1 if ratio else digits)
     for name, (_, _, digits) in MEASURES.items():
         for arm, values in runs[name].dropna().groupby("arm"):
@@ -142,17 +144,18 @@ def print_equal_times(series: str) -> None:
     print_table(f"{series}: each seed's, and means", table.reset_index())
     print_table(f"{series}: changes, in % of losses and hours", pd.DataFrame(rows))
     print(f"\nPlanned intervals of {' and '.join(PRIMARY)} hold jointly, all others alone.")
-    sds = [100 * fit(np.log(runs["masked loss"]), paired)[2] ** 0.5 for paired in (False, True)]
-    print("Residual of the loss, %: unpaired {:.2f}, paired by seed {:.2f}".format(*sds))
 
 
-# The series rates
+# The series rates, and padding, which compares with its runs at 1e-3
 
 
 def read_rates() -> pd.DataFrame:
     """Returns a row for each run, by arm, learning rate and seed."""
-    records = pd.read_csv(FOLDER / "rates.csv").rename(columns={"experiment": "arm"})
-    records["rate"] = records.part.astype(float)
+    files = [FOLDER / "rates.csv", *FOLDER.glob("padding.csv")]
+    records = pd.concat(pd.read_csv(file, dtype={"part": str}) for file in files)
+    records["rate"] = pd.to_numeric(records.part, errors="coerce")  # nan: padding's patch
+    patch = (" " + records.part).where(records.rate.isna(), "")
+    records = records.assign(arm=records.experiment + patch, rate=records.rate.fillna(1e-3))
     keys = ["arm", "rate", "seed"]
     records["real_loss"] = records.training_loss / (1 - records.zpr)  # padding has next to no loss
     before = records.groupby(keys).real_loss.shift()
@@ -164,15 +167,28 @@ def read_rates() -> pd.DataFrame:
     return runs.assign(plateau=runs.plateau.str.split().str.join(" ").replace("", "none"))
 
 
-def summarise_rates(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row for each arm and rate: means over the seeds, each seed's epochs on the plateau,
-    and whether the arm takes this rate, the lowest that ties with that of the lowest loss."""
-    groups = runs.groupby(["arm", "rate"])
-    table = groups.mean(numeric_only=True)
-    table = table.assign(plateau=groups.plateau.agg(", ".join), seeds=groups.size(), taken="")
-    for _, losses in table.masked_loss.groupby("arm"):
-        table.loc[losses[losses <= TIE * losses.min()].index.min(), "taken"] = "yes"
-    return table.round(3).reset_index()
+def changes(losses: pd.Series, pairs: str) -> dict[str, str]:
+    """Returns changes of losses by arm and seed, in percent, with intervals that hold jointly."""
+    pairs = pairs.split(", ")
+    return {text: shown(change(losses, text, len(pairs))) for text in pairs}
+
+
+def print_rates(runs: pd.DataFrame) -> None:
+    """Prints means over the seeds, and changes at each rate and with each arm at its rate: the
+    lowest that ties with that of the lowest loss."""
+    groups, losses = runs.groupby(["arm", "rate"]), runs.masked_loss
+    table = groups.mean(numeric_only=True)  # sorted
+    ties = table[table.masked_loss <= TIE * table.groupby("arm").masked_loss.transform("min")]
+    taken = ties.groupby("arm").head(1).index
+    table = table.assign(plateau=groups.plateau.agg(", ".join), seeds=groups.size())
+    table["taken"] = np.where(table.index.isin(taken), "yes", "")
+    print_table("rates: means over the seeds", table.round(3).reset_index())
+    at_rate = {f"{rate:g}": loss.droplevel("rate") for rate, loss in losses.groupby("rate")}
+    at_rate["its own"] = losses[losses.index.droplevel("seed").isin(taken)].droplevel("rate")
+    strategies, rows = PLANNED["same_time"], []
+    for rate, loss in at_rate.items():
+        rows.append({"rate": rate} | changes(loss, strategies) | changes(loss, PADDING))
+    print_table("rates and padding: changes of the masked loss in %", pd.DataFrame(rows))
 
 
 def draw(runs: pd.DataFrame, x: str, step: str, path: Path, style: str, **axis: object) -> None:
@@ -217,11 +233,11 @@ def paper_comparisons() -> pd.DataFrame:
     rows = []
     for conclusion, (pairs, sign) in CONCLUSIONS.items():
         for text in (pairs := pairs.split(", ")):
-            before, after = pair = text.split(" → ")
+            before, after = text.split(" → ")
             paper = 100 * (PAPER.VL3[after] / PAPER.VL3[before] - 1)
             row = {"": conclusion, "from → to": text, "paper": f"{paper:+.1f}"}
             for name in SHARED_START:
-                result = change(losses[name], pair, len(pairs), shared_start=True)
+                result = change(losses[name], text, len(pairs), shared_start=True)
                 row[name] = shown(result)
                 if name == "voice":
                     row["holds"] = verdict(sign, *result[1:])
@@ -246,10 +262,11 @@ def main(figures: Path = FOLDER) -> None:
             axis = {"xlabel": "hours of one core", "ylim": (None, 2.0)}
             draw(records, "hours", "epoch", figures / f"{series}.png", "-", **axis)
     rates = read_rates()
-    print_table("rates: means over the seeds", summarise_rates(rates))
-    ticks = rates.index.unique("rate").sort_values()
+    print_rates(rates)
+    rates = rates.loc[["RAND", "SSB-BR", "SSB-DBS-BR"]].reset_index()
+    ticks = rates.rate.unique()
     axis = {"xlabel": "learning rate", "xscale": "log", "xticks": ticks, "xticklabels": ticks}
-    draw(rates.reset_index(), "rate", "rate", figures / "rates.png", "o", **axis)
+    draw(rates, "rate", "rate", figures / "rates.png", "o", ylim=(1.3, 1.7), **axis)
     print_table("Kathleen's recordings", pd.read_csv(FOLDER / "heard.csv").head(1))
     losses = np.log(final_losses("table2", "loss").unstack("arm"))
     spread = losses.drop(columns="RAND").sub(losses.RAND, axis=0).var().mean() ** 0.5

@@ -20,7 +20,6 @@ case $PYTHON in .venv/*) PYTHON=$PWD/$PYTHON ;; esac
 export PYTHON OMP_NUM_THREADS=1
 model="hop_length=551,symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn_dim=160,attention_dim=64,decoder_rnn_dim=160,postnet_embedding_dim=128,p_encoder_dropout=0.3,p_postnet_dropout=0.3"
 table2="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,$model,guided_attention_weight=1,batch_size=8,attention_location_n_filters=8,checkpoint_minutes=0,keep_checkpoints=1,bucket_size=192,n_bins=24"  # which pad like SSB
-
 reader="data_dir=data/kathleen,training_files=filelists/kathleen_train.txt,validation_files=filelists/kathleen_val.txt,batch_size=8,symbols_embedding_dim=256,encoder_embedding_dim=256,prenet_dim=128,attention_rnn_dim=256,attention_dim=64,attention_location_n_filters=16,decoder_rnn_dim=256,postnet_embedding_dim=256,p_encoder_dropout=0.3,p_postnet_dropout=0.3,checkpoint_minutes=0,keep_checkpoints=1"
 
 corpus() {  # DIR: validates on 100 sentences, and trains on all takes of the others
@@ -98,9 +97,8 @@ predicted() {  # same_time's epochs, on an idle core: three rounds, in an order 
     done
 }
 
-# Each arm at its rate of the series rates. The epochs take equal times, as predicted: an epoch of RAND 1.21 minutes,
-# of SSB-BR 0.96 and of SSB-DBS-BR 0.83 (medians of predicted, on an AMD EPYC of family 26), and 0.06 for validating
-# and saving.
+# Each arm at its rate of the series rates. Their epochs take equal times by predicted, on an AMD EPYC of family 26: 1.21
+# minutes an epoch of RAND, 0.96 of SSB-BR and 0.83 of SSB-DBS-BR, and 0.06 more for validating and saving.
 same_time() {  # SEEDS
     local arms=(RAND,40,1e-3 SSB-BR,50,1e-3 SSB-DBS-BR,57,2e-3) i experiment epochs rate folder
     for seed in ${seeds:-0 1000 2000 3000 4000 5000}; do
