@@ -10,6 +10,7 @@ import argparse
 import atexit
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -136,11 +137,11 @@ def seed(text: str) -> int:
 # Files
 
 
-def why_not_utf8(error: UnicodeDecodeError) -> str:
-    """Says what is wrong with a text file that is not UTF-8."""
-    if error.object[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "is UTF-16; save it as UTF-8"
-    return f"byte {error.object[error.start]:#04x} is not UTF-8 (cp1252?); save as UTF-8"
+def why_not_utf8(text: str) -> str:
+    """Says which byte of ``text`` was not UTF-8 and became a surrogate; "" if none was."""
+    wrong = re.search("[\udc80-\udcff]", text)
+    byte = ord(wrong[0]) - 0xDC00 if wrong else 0
+    return f"byte {byte:#04x} is not UTF-8 (cp1252?); save as UTF-8" if wrong else ""
 
 
 def make_folder(path: Path, fix: str = "give another folder") -> None:

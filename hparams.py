@@ -342,14 +342,15 @@ def read_symbols(file: str) -> str:
     """
     file = os.path.expanduser(file)
     try:
-        characters = re.sub("[\r\n]", "", Path(file).read_bytes().decode("utf-8-sig"))
+        characters = Path(file).read_bytes().decode("utf-8-sig", "surrogateescape")
+        if problem := why_not_utf8(characters):
+            raise ValueError(problem)
+        characters = re.sub("[\r\n]", "", characters)
         check_alphabet(characters)
     except (OSError, ValueError) as error:
         problem = str(error)
         if isinstance(error, OSError):
             problem = f"{error.strerror}; name a file that has the alphabet's characters"
-        elif isinstance(error, UnicodeDecodeError):
-            problem = why_not_utf8(error)
         raise UserError(f"symbols=@{file}: {problem}") from None
     if not characters:
         raise UserError(f"symbols=@{file}: has no characters; write those of the language")

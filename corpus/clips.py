@@ -2,7 +2,6 @@
 line: location, value, fix."""
 
 import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ import numpy as np
 import soundfile
 import torch
 
-from cli import UserError, make_folder, pluralize, progress_bar, replace_file
+from cli import UserError, make_folder, pluralize, progress_bar, replace_file, why_not_utf8
 from corpus.audio import ClipError, Stamp, check_wav, get_stamp, is_silent
 from hparams import HParams
 from text import alphabet, clean_text, spelled, text_to_sequence, unknown_characters
@@ -189,8 +188,8 @@ def read_lines(file: str | Path) -> list[tuple[str, str]]:
         content = Path(file).read_text("utf-8", "surrogateescape").replace("\ufeff", "")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", error)
-        fix = "scripts/prepare_corpus.py and scripts/prepare_ljspeech.py write them"
-        raise UserError(f"filelist '{file}': {reason}; {fix}") from None
+        fix = "name another file (prepare_ljspeech.py and prepare_corpus.py write filelists)"
+        raise UserError(f"{file}: {reason}; {fix}") from None
     if content.startswith(("\udcff\udcfe", "\udcfe\udcff")):
         raise UserError(f"{file}: is UTF-16; save it as UTF-8")
     lines = enumerate(content.split("\n"), start=1)
@@ -229,8 +228,7 @@ def check_clips(
     """
     clips, problems = [], []
     for line in progress_bar(lines, "checking lines", unit="clip", leave=False):
-        if wrong := re.search("[\udc80-\udcff]", line.path + line.text):
-            message = f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8 (cp1252?); save as UTF-8"
+        if message := why_not_utf8(line.path + line.text):
             problems.append(Problem(line.location, "encoding", message))
             continue
         path, sound, ids = os.path.normpath(line.path), None, None

@@ -42,7 +42,7 @@ from cli import (
     why_not_utf8,
 )
 from corpus.audio import encode_wav
-from corpus.clips import check_text, load_clips, report_unknown_characters
+from corpus.clips import check_text, load_clips, read_lines, report_unknown_characters
 from data_utils import MelDataset, load_ahead, open_mels
 from hparams import HParams
 from model import N_READINGS, Tacotron2
@@ -70,21 +70,15 @@ class Text(NamedTuple):
 
 def read_texts(args: argparse.Namespace) -> list[Text]:
     """Returns the texts of the arguments, or of the lines of a file."""
-    if args.text:
-        for i, text in enumerate(args.text, 1):
-            if re.search("[\udc80-\udcff]", text):  # bytes that Python could not decode
-                raise UserError(f"text {i}: {text[:60]!r} is not UTF-8; write it in a file, by -i")
-        return [Text(str(i), text, f"text {i}") for i, text in enumerate(args.text, 1)]
-    try:
-        lines = args.input.read_text("utf-8-sig").split("\n") if args.input else []
-    except OSError as error:
-        raise UserError(f"-i {args.input}: {error.strerror}; give a text file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"-i {args.input}: {why_not_utf8(error)}") from None
-    texts = [Text(str(i), line.strip(), f"{args.input}:{i}") for i, line in enumerate(lines, 1)]
-    if not any(text.text for text in texts):
+    lines = [(f"text {i}", text) for i, text in enumerate(args.text, 1)]
+    if args.input:
+        lines = read_lines(args.input)
+    if not lines:
         raise UserError("no text to speak; give texts as arguments, or -i FILE with one a line")
-    return [text for text in texts if text.text]
+    for location, text in lines:
+        if problem := why_not_utf8(text):
+            raise UserError(f"{location}: {problem}")
+    return [Text(re.split("[ :]", place)[-1], text.strip(), place) for place, text in lines]
 
 
 def split_text(text: str, longest: int) -> list[str]:

@@ -162,7 +162,7 @@ REFUSED = {
     "batch_size=8, and tiny.pt has 16; evaluate them apart",
     "synthesize.py -c tiny.pt -o full Hm.": "full: already has files; give another ",
     "synthesize.py -c tiny.pt -o new -i dots.txt": "dots.txt:2: text '...' has nothing to speak",
-    "synthesize.py -c tiny.pt -o new -i latin.txt": "-i latin.txt: byte 0xff is not UTF-8",
+    "synthesize.py -c tiny.pt -o new -i latin.txt": "latin.txt:2: byte 0xff is not UTF-8",
     "synthesize.py -c tiny.pt -o new -i empty.txt": "no text to speak; give texts as arguments, or",
     "synthesize.py -c tiny.pt -o new --hparams symbols=abc Hm.": "setting symbols: tiny.pt was "
     "trained with others; leave it out",
@@ -202,7 +202,7 @@ SETTINGS = {
 DATA_SETTINGS = {
     "data_dir=gone": "setting data_dir=gone: no such folder; use the corpus's folder",
     "data_dir=full": "setting data_dir=full: has none of the clips, such as full/0.wav",
-    "training_files=gone,validation_files=none": "filelist 'none': No such file",
+    "training_files=gone,validation_files=none": "none: No such file",
     "training_files=UTF-16.txt": "UTF-16.txt: is UTF-16; save it as UTF-8",
     "training_files=empty.txt": "empty.txt: has no clips; write lines of path|text",
     "training_files=many.txt": [f"many.txt:{n}: " for n in range(1, 11)],  # ten of each kind
