@@ -188,7 +188,7 @@ def read_lines(file: str | Path) -> list[tuple[str, str]]:
         content = Path(file).read_text("utf-8", "surrogateescape").replace("\ufeff", "")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", error)
-        fix = "name another file (prepare_ljspeech.py and prepare_corpus.py write filelists)"
+        fix = "name another (scripts/prepare_ljspeech.py and prepare_corpus.py write filelists)"
         raise UserError(f"{file}: {reason}; {fix}") from None
     if content.startswith(("\udcff\udcfe", "\udcfe\udcff")):
         raise UserError(f"{file}: is UTF-16; save it as UTF-8")
