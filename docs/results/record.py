@@ -24,11 +24,12 @@ def epochs(folder: Path) -> pd.DataFrame:
     """Returns a row for each epoch of a run; none if it is not finished."""
     settings = pd.read_json(folder / "hparams.json", typ="series")
     events = pd.read_json(folder / "metrics.jsonl", lines=True)
-    if events.epoch.max() + 1 < settings.epochs:
+    validations = events[events.event == "validation"].set_index("epoch")
+    if settings.epochs - 1 not in validations.index:
         print(f"left out, since it is not finished: {folder}", file=sys.stderr)
         return pd.DataFrame()
     rows = events[events.event == "epoch"].set_index("epoch")
-    rows.update(events[events.event == "validation"].set_index("epoch"))
+    rows.update(validations)
     steps = events[events.event == "step"].groupby("epoch")
     rows["grad_norm"] = steps.grad_norm.mean()  # before clipping
     rows["clipped"] = steps.grad_norm.agg(lambda x: (x > settings.grad_clip_thresh).mean())
