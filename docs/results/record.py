@@ -3,11 +3,10 @@
     python docs/results/record.py runs/rates > docs/results/rates.csv
     python docs/results/record.py --speech runs/same_time > docs/results/same_time_speech.csv
 
-A run's folder is SERIES/PART/EXPERIMENT/seedN, as experiments.sh makes it. There is a row for each
-epoch, with the losses of the validation after it, if there was one; ``epoch`` and ``step`` count
-what the run had done by then, its start included. With --speech the rows are those that evaluate.py
-wrote to speech0.csv, speech1.csv and so on in a run's folder: one for each seed of the prenet's
-dropout.
+A run's folder is SERIES/PART/EXPERIMENT/seedN, as experiments.sh makes it. A row is an epoch, with
+the losses of the validation after it, if there was one; ``epoch`` and ``step`` count what the run
+had done by then, its start included. With --speech a row is what evaluate.py wrote to speech0.csv,
+speech1.csv and so on in a run's folder: for one seed of the prenet's dropout.
 """
 
 import argparse
