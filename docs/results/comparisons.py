@@ -153,9 +153,8 @@ def read_rates() -> pd.DataFrame:
     """Returns a row for each run, by arm, learning rate and seed."""
     files = [FOLDER / "rates.csv", *FOLDER.glob("padding.csv")]
     records = pd.concat(pd.read_csv(file, dtype={"part": str}) for file in files)
-    records["rate"] = pd.to_numeric(records.part, errors="coerce")  # nan: padding's patch
-    patch = (" " + records.part).where(records.rate.isna(), "")
-    records = records.assign(arm=records.experiment + patch, rate=records.rate.fillna(1e-3))
+    records["arm"] = (records.experiment + " " + records.part).str.replace(r" \d.*", "", regex=True)
+    records["rate"] = pd.to_numeric(records.part, errors="coerce").fillna(1e-3)  # padding's
     keys = ["arm", "rate", "seed"]
     records["real_loss"] = records.training_loss / (1 - records.zpr)  # padding has next to no loss
     before = records.groupby(keys).real_loss.shift()
@@ -169,6 +168,7 @@ def read_rates() -> pd.DataFrame:
 
 def changes(losses: pd.Series, pairs: str) -> dict[str, str]:
     """Returns changes of losses by arm and seed, in percent, with intervals that hold jointly."""
+    losses = losses[losses.index.isin(pairs.replace(", ", " → ").split(" → "), "arm")]
     pairs = pairs.split(", ")
     return {text: shown(change(losses, text, len(pairs))) for text in pairs}
 
