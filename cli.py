@@ -137,11 +137,16 @@ def seed(text: str) -> int:
 # Files
 
 
+UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")  # at its start, read with surrogateescape
+
+
 def why_not_utf8(text: str) -> str:
-    """Says which byte of ``text`` was not UTF-8 and became a surrogate; "" if none was."""
-    wrong = re.search("[\udc80-\udcff]", text)
-    byte = ord(wrong[0]) - 0xDC00 if wrong else 0
-    return f"byte {byte:#04x} is not UTF-8 (cp1252?); save as UTF-8" if wrong else ""
+    """Says what is wrong if bytes of ``text`` were not UTF-8 and became surrogates; else ""."""
+    if text.startswith(UTF16_MARKS):
+        return "is UTF-16; save it as UTF-8"
+    if wrong := re.search("[\udc80-\udcff]", text):
+        return f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8 (cp1252?); save as UTF-8"
+    return ""
 
 
 def make_folder(path: Path, fix: str = "give another folder") -> None:

@@ -15,7 +15,15 @@ import numpy as np
 import soundfile
 import torch
 
-from cli import UserError, make_folder, pluralize, progress_bar, replace_file, why_not_utf8
+from cli import (
+    UTF16_MARKS,
+    UserError,
+    make_folder,
+    pluralize,
+    progress_bar,
+    replace_file,
+    why_not_utf8,
+)
 from corpus.audio import ClipError, Stamp, check_wav, get_stamp, is_silent
 from hparams import HParams
 from text import alphabet, clean_text, spelled, text_to_sequence, unknown_characters
@@ -190,8 +198,8 @@ def read_lines(file: str | Path) -> list[tuple[str, str]]:
         reason = getattr(error, "strerror", error)
         fix = "name another (scripts/prepare_ljspeech.py and prepare_corpus.py write filelists)"
         raise UserError(f"{file}: {reason}; {fix}") from None
-    if content.startswith(("\udcff\udcfe", "\udcfe\udcff")):
-        raise UserError(f"{file}: is UTF-16; save it as UTF-8")
+    if content.startswith(UTF16_MARKS):  # other bytes are a problem of their line
+        raise UserError(f"{file}: {why_not_utf8(content)}")
     lines = enumerate(content.split("\n"), start=1)
     return [(f"{file}:{number}", line) for number, line in lines if line.strip()]
 

@@ -72,20 +72,20 @@ def fit(values: pd.Series, by_seed: bool) -> tuple[pd.DataFrame, np.ndarray, flo
 
 
 def change(
-    values: pd.Series, text: str, n_joint: int, ratio: bool = True, shared_start: bool = False
+    values: pd.Series, pair: str, n_joint: int, ratio: bool = True, shared_start: bool = False
 ) -> np.ndarray:
-    """Returns the change that ``text`` names, "arm → arm", and the ends of its interval; in percent
+    """Returns the change of a ``pair``, "before → after", and the ends of its interval; in percent
     if it is a ``ratio``; nan where unknown. With ``shared_start`` each seed has an effect.
 
     The spread is pooled over all arms. ``n_joint`` intervals hold at once, by Bonferroni: six, of
     four arms with three seeds, are 3 % or 0.1 points wider than by the multivariate t distribution.
     """
     values = np.log(values.dropna()) if ratio else values.dropna()
-    pair = text.split(" → ")
-    if not {*pair} <= {*values.index.unique("arm")}:
+    before, after = pair.split(" → ")
+    if not {before, after} <= {*values.index.unique("arm")}:
         return np.full(3, np.nan)
     design, effects, variance, df = fit(values, shared_start)
-    weights = np.array([(name == pair[1]) - (name == pair[0]) for name in design], float)
+    weights = np.array([(name == after) - (name == before) for name in design], float)
     error = np.sqrt(variance * weights @ np.linalg.inv(design.T @ design) @ weights)
     half = stats.t.ppf(1 - 0.025 / n_joint, df) * error
     result = weights @ effects + np.array([0, -half, half])
@@ -129,13 +129,12 @@ def print_equal_times(series: str) -> None:
     runs = measure(series)
     table = runs.groupby("arm")[["epoch", "learning_rate"]].max()
     planned, rows = PLANNED[series].split(", "), []
-    for pair in combinations(table.index, 2):
-        text = " → ".join(pair)
-        rows.append({"from → to": text, "planned": "yes" if text in planned else ""})
+    for pair in map(" → ".join, combinations(table.index, 2)):
+        rows.append({"from → to": pair, "planned": "yes" if pair in planned else ""})
         for name, (_, ratio, digits) in MEASURES.items():
-            is_joint = text in planned and name in PRIMARY
+            is_joint = pair in planned and name in PRIMARY
             n_joint = len(planned) * len(PRIMARY) if is_joint else 1
-            result = change(runs[name], text, n_joint, ratio)
+            result = change(runs[name], pair, n_joint, ratio)
             rows[-1][name] = shown(result, digits=1 if ratio else digits)
     for name, (_, _, digits) in MEASURES.items():
         for arm, values in runs[name].dropna().groupby("arm"):
@@ -167,10 +166,11 @@ def read_rates() -> pd.DataFrame:
 
 
 def changes(losses: pd.Series, pairs: str) -> dict[str, str]:
-    """Returns changes of losses by arm and seed, in percent, with intervals that hold jointly."""
+    """Returns changes of losses by arm and seed, in percent, with intervals that hold jointly and
+    have the spread of the arms in ``pairs``."""
     losses = losses[losses.index.isin(pairs.replace(", ", " → ").split(" → "), "arm")]
     pairs = pairs.split(", ")
-    return {text: shown(change(losses, text, len(pairs))) for text in pairs}
+    return {pair: shown(change(losses, pair, len(pairs))) for pair in pairs}
 
 
 def print_rates(runs: pd.DataFrame) -> None:
@@ -232,12 +232,12 @@ def paper_comparisons() -> pd.DataFrame:
     losses = {name: final_losses(*source) for name, source in SHARED_START.items()}
     rows = []
     for conclusion, (pairs, sign) in CONCLUSIONS.items():
-        for text in (pairs := pairs.split(", ")):
-            before, after = text.split(" → ")
+        for pair in (pairs := pairs.split(", ")):
+            before, after = pair.split(" → ")
             paper = 100 * (PAPER.VL3[after] / PAPER.VL3[before] - 1)
-            row = {"": conclusion, "from → to": text, "paper": f"{paper:+.1f}"}
+            row = {"": conclusion, "from → to": pair, "paper": f"{paper:+.1f}"}
             for name in SHARED_START:
-                result = change(losses[name], text, len(pairs), shared_start=True)
+                result = change(losses[name], pair, len(pairs), shared_start=True)
                 row[name] = shown(result)
                 if name == "voice":
                     row["holds"] = verdict(sign, *result[1:])
