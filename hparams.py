@@ -59,7 +59,7 @@ class HParams:
 
     # Experiment
     seed: int = _from_0(0, "random seed of weights and dropout; batching adds the epoch to it")
-    epochs: int = _above_0(220, "passes over the training set, with those of -c; or set hours")
+    epochs: int = _above_0(220, "passes over the training set, including those of -c; or set hours")
     hours: float = _from_0(0.0, "train for about so many hours instead of epochs; 0: off")
     epochs_per_validation: int = _above_0(2, "validate every N epochs")
     speak_every: int = _from_0(0, "speak speak_texts at every Nth validation, and the last; 0: off")
@@ -80,7 +80,7 @@ class HParams:
     max_bad_steps: int = _above_0(10, "end after N steps in a row of non-finite loss or gradient")
 
     # Data
-    data_dir: str = _setting("", "folder that filelists' paths start from; or one a list, by +")
+    data_dir: str = _setting("", "folder where filelists' paths start; one for each list, with +")
     training_files: str = _setting("filelists/ljspeech_train.txt", "filelists, joined with +")
     validation_files: str = _setting("filelists/ljspeech_val.txt", "filelists, joined with +")
     text_cleaners: tuple[str, ...] = _setting(CLEANERS, "of text/cleaners.py, in this order")
@@ -112,7 +112,7 @@ class HParams:
     dynamic_batch_size: bool = _setting(True, "DBS: fill each batch to the capacity (Sec. 4)")
     batch_randomization: bool = _setting(True, "BR: shuffle the order of the batches (Sec. 5)")
     longest_first: bool = _setting(True, "SB, SSB, BKT: sort from the longest clip down, or up")
-    lrf: float = _from_0(0.1, "SSB: local randomisation factor: noise over the lengths' range")
+    lrf: float = _from_0(0.1, "SSB: width of the noise, as a share of the lengths' range (LRF)")
     bucket_size: int = _above_0(1024, "BKT: clips per bucket, with bucket_edges=size")
     bucket_edges: str = _one_of(
         "size", ("size", "uniform", "quantile"), "BKT: how to divide the clips"
@@ -145,9 +145,9 @@ class HParams:
     p_attention_dropout: float = _share(0.1, "dropout rate of the attention LSTM's hidden state")
     p_decoder_dropout: float = _share(0.1, "dropout rate of the decoder LSTM's hidden state")
     p_postnet_dropout: float = _share(0.5, "dropout rate after each postnet convolution")
-    mask_padding: bool = _setting(True, "beyond a clip's end: mel 0, gate logit 1000")
-    end_steps: int = _above_0(40, "inference asks whether a clip ended in its last N steps")
-    end_threshold: float = _share(0.5, "it stops at this probability (end_steps=1: NVIDIA's rule)")
+    mask_padding: bool = _setting(True, "set mels to 0 and gate logits to 1000 beyond a clip's end")
+    end_steps: int = _above_0(40, "speech stops once a clip has ended in its last N steps")
+    end_threshold: float = _share(0.5, "with this probability (end_steps=1: NVIDIA's rule)")
     max_decoder_steps: int = _above_0(1000, "inference cuts a clip off after this many steps")
 
     # Optimisation
@@ -158,7 +158,7 @@ class HParams:
         lambda x: 0 <= x <= 1,
         "use 0 to 1",
     )
-    dropout_in_fall: bool = _setting(True, "dropout goes on during that fall; or only the prenet's")
+    dropout_in_fall: bool = _setting(True, "if False, only the prenet drops out in that fall")
     weight_decay: float = _from_0(1e-6, "Adam's L2 penalty")
     grad_clip_thresh: float = _above_0(1.0, "largest L2 norm of the whole gradient")
     loss: str = _one_of(

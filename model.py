@@ -3,10 +3,9 @@
 NVIDIA's published weights load with ``load_state_dict(..., strict=True)``. Decoder state is an
 argument and result of each step, never kept on a module.
 
-Inference calls all modules. Training passes the weights of those that ``Decoder.step`` calls to
-decoder/, which computes the same faster. If you change one of them,
-:func:`decoder.check_fast_path` notices, and training calls it as well (as with
-``decoder=reference``).
+Inference calls all modules. In training, decoder/ computes what ``Decoder.step`` does, faster, from
+the weights of its modules. If you change one of these, :func:`decoder.check_fast_path` notices, and
+training calls the modules too (as with ``decoder=reference``).
 """
 
 import copy

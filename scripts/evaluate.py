@@ -13,7 +13,7 @@ failures count clips:
     repeats         attention went back
     breaks          attention was lost
 
-Distortion is that of mels as predicted, before their variance is restored. Definitions,
+MCD is that of mels as predicted, before their variance is restored. Definitions,
 sources and how often they are wrong: docs/speech.md.
 """
 

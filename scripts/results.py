@@ -37,8 +37,8 @@ TABLE4 = ["SB → SSB", "SB-BR → SSB-BR", "SB-DBS → SSB-DBS"]
 TABLE4 += ["SB → SB-BR", "SSB → SSB-BR", "SSB-DBS → SSB-DBS-BR"]
 TABLE4 += ["SB → SB-DBS", "SSB → SSB-DBS", "SSB-BR → SSB-DBS-BR"]
 TABLE2_NOTE = (
-    "In parentheses the paper's. VL1, VL2 and VL3: validation losses after 100, 160 and 220 of 220 "
-    "epochs, or in proportion, averaged with their neighbours. VLavg: mean from VL1's to VL3's."
+    "The paper's are in parentheses. VL1, VL2 and VL3: validation losses after 100, 160 and 220 "
+    "of 220 epochs, or in proportion, averaged with neighbours. VLavg: mean from VL1's to VL3's."
 )
 COLUMNS = {  # of the table of all runs: quantities and digits
     "ZPR %": ("zpr", 2),
@@ -173,7 +173,7 @@ def note_rates(runs: list[Run]) -> str:
     rates = sorted({run.settings["learning_rate"] for run in runs})
     if len(rates) > 1:
         return f"The runs had different learning rates: {', '.join(map(str, rates))}."
-    return f"All runs had a learning rate of {rates[0]}. Some batching may learn better at another."
+    return f"All runs had a learning rate of {rates[0]}. Each batching has its own best rate."
 
 
 def cell(mean: float, error: float, digits: int, paper: float = math.nan) -> str:
@@ -264,7 +264,7 @@ def draw_figure4(runs: Sequence[Run], path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of train.py or run_all.sh")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="to draw the losses in")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the losses in this file")
     args = parser.parse_args(argv)
     runs = read_runs(args.runs)
     labels, mean, error = compare(runs)
