@@ -62,7 +62,7 @@ from corpus.clips import (
 )
 from hparams import HParams, audio_settings, create_hparams, format_overrides
 from text import clean_text
-from text.cleaners import CLEANERS, TRAINING
+from text.cleaners import CLEANERS
 from text.symbols import alphabet, check_alphabet
 
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
@@ -465,7 +465,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     quiet = "also cut off both ends, where they stay so far below the loudest 25 ms (try 40)"
     add("--trim_db", type=float, default=0.0, metavar="DB", help=quiet)
     cleaners = "cleaners of the language (default: %(default)s)"
-    names = sorted({*CLEANERS} - {*TRAINING.values()})
+    names = sorted(name for name in CLEANERS if "letters" not in name)  # those are for programs
     add("--text_cleaners", choices=names, default="english_phones", help=cleaners)
     args, args.table = parser.parse_args(argv), ""
     if args.corpus.is_file():

@@ -15,6 +15,7 @@ n_samples // hop_length frames, as HiFi-GAN's fine-tuning reads them.
 """
 
 import argparse
+import dataclasses
 import io
 import re
 import sys
@@ -120,7 +121,11 @@ def symbol_ids(
     pieces = []
     try:
         check_text(text.text, hparams)
-        cleaned = clean_text(text.text, spelled(hparams.text_cleaners), hparams.symbols)
+        letters = spelled(hparams.text_cleaners)
+        cleaned = clean_text(text.text, letters, hparams.symbols)
+        # Cleaned again, a text could be read differently, since it has a new end and no capitals.
+        to_phones = () if letters == [*hparams.text_cleaners] else ("letters_to_phones",)
+        hparams = dataclasses.replace(hparams, text_cleaners=to_phones)
         for piece in split_text(cleaned, longest):
             piece = piece.rstrip(unread)
             if piece and (piece[-1].isalnum() or piece[-1] == "}"):

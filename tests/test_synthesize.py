@@ -146,6 +146,16 @@ def test_splitting_loses_nothing_but_spaces_and_no_piece_parts_phones(text, long
         assert all(0 < len(piece) <= longest for piece in pieces)
 
 
+@pytest.mark.parametrize("cleaners", ["english_cleaners", "english_phones"])
+def test_a_text_is_read_as_in_training_whatever_follows_it(cleaners):
+    hparams = create_hparams(f"text_cleaners=[{cleaners}]")
+    for text in ("It is 6 ft", "10 am at Main St", "A4, e.g", "The US: {AA} C", "1 lb"):
+        given = synthesize.Text("1", text, "text 1")
+        assert synthesize.symbol_ids(given, hparams, 99, ".", "") == [
+            check_text(text, hparams) + text_to_sequence(".", [])
+        ]
+
+
 def test_predicted_mels_are_those_of_validation(speak, corpus, data, tmp_path):
     checkpoint = save_model(tmp_path / "model.pt", build(n_frames_per_step=3))
     filelist = f"{corpus}/val.txt"

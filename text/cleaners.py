@@ -45,10 +45,10 @@ _SIGNS = {  # only signs with a single reading
     "№": "number",
 }
 _SIGN = f"[{''.join(_SIGNS)}]"
-_UNSPACED_SIGN = re.compile(rf"(?<=[^\s(])(?={_SIGN})|(?<={_SIGN})(?=[^\s!'(),.:;?–—-])")
+_UNSPACED_SIGN = re.compile(rf"(?<=[^\s(])(?={_SIGN})|(?<={_SIGN})(?=[^\s!'(),.:;?–—-]|-?\.?[0-9])")
 _SIGN_RANGE = re.compile(rf"(?:(?<=[0-9][%°¢{_CURRENCY}])|(?<=°[CF]))[-–](?=[0-9])")
 _TEMPERATURE = re.compile(r"[°º˚] ?([CF])\b", re.IGNORECASE)
-_SINGULAR = re.compile(r"(?<![\w.,])1 ?([°¢])")
+_SINGULAR = re.compile(r"(?<![\w.,])(1|(?<=\ba )[0-9]+|(?<=\ban )[0-9]+) ?([°¢])")
 # After three or more letters it is a footnote number, and before a slash that of a fraction.
 _POWER = re.compile(r"(?<=[\w)])(?<![^\W\d_]{3})(?!\w+/[₀-₉])(⁻?[⁰¹²³⁴-⁹]+)(\w?)")
 _NUMERALS = "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c) in ("Nl", "No"))
@@ -59,8 +59,6 @@ _RUN_TOGETHER = re.compile(rf"(?<=[^\W_])((?:{UNREAD}|/)+)(?=[^\W_])")
 _ABBREVIATIONS = {
     "mrs": "missus",
     "mr": "mister",
-    "dr": "doctor",
-    "st": "saint",
     "co": "company",
     "jr": "junior",
     "maj": "major",
@@ -74,17 +72,21 @@ _ABBREVIATIONS = {
     "esq": "esquire",
     "ltd": "limited",
     "col": "colonel",
-    "ft": "fort",
     "vs": "versus",
     "e.g": "for example",
     "i.e": "that is",
     "blvd": "boulevard",
     "ave": "avenue",
 }
-_ABBREVIATION = re.compile(rf"\b({'|'.join(map(re.escape, _ABBREVIATIONS))})\.", re.IGNORECASE)
-_TITLE = re.compile(r"\b(Dr|St)(?= [A-Z])")  # British print has no full stop
+_AT_END = "[\\s\"'”’]*$"  # where the full stop of an abbreviation also ends the sentence
+_ABBREVIATION = re.compile(
+    rf"\b({'|'.join(map(re.escape, _ABBREVIATIONS))})(?:\.(?!\w|{_AT_END})|(?=\.{_AT_END}))",
+    re.IGNORECASE,
+)
+_TITLES = {"dr": "doctor", "st": "saint", "ft": "fort"}  # elsewhere drive, street, feet
+_TITLE = re.compile(r"\b(?<![0-9][ -])(dr|st|ft)\.?(?=\s(?-i:[A-Z]))", re.IGNORECASE)
 _LONE_ACCENTS = re.compile(r"(?<![^\W\d_])(?<![\u0300-\u036f])[\u0300-\u036f]+")
-_LETTER_A = re.compile(r"(?<=\w )A(?= [a-z]|[,;:!?]|$)|\bA(?=[-+/&,0-9])|(?<=[0-9])A\b")
+_LETTER_A = re.compile(r"(?<=[a-z] )A(?= [a-z]|[,;:!?]|$)|\bA(?=[-+/&,$0-9])|(?<=[0-9])A\b")
 _SPELLED_A = re.compile(r"\ba(?=\.(?!\.)|\))|(?<=\b[a-z]\.)a\b")
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 
@@ -93,10 +95,10 @@ def english_cleaners(text: str) -> str:
     """Returns lower-case ASCII, with numbers, signs and abbreviations spelled out."""
     text = unify_signs(text)
     text = expand_signs(text)
-    text = _TITLE.sub(r"\1.", text)
+    text = _TITLE.sub(lambda match: _TITLES[match[1].lower()], text)
+    text = _ABBREVIATION.sub(lambda match: _ABBREVIATIONS[match[1].lower()], text)
     text = to_ascii(text, keep=_CURRENCY)
     text = expand_numbers(text)
-    text = _ABBREVIATION.sub(lambda match: _ABBREVIATIONS[match[1].lower()], text)
     return separate_words(text)
 
 
@@ -112,16 +114,31 @@ def basic_cleaners(text: str) -> str:
     return re.sub(r"\s+", " ", _LONE_ACCENTS.sub("", "".join(visible)))
 
 
+def english_letters(text: str) -> str:
+    """Returns what :func:`english_phones` does, but still in letters: what
+    :func:`english_cleaners` does, with the letter A as "ay", since CMUdict's "a" is the article,
+    and as initials what CMUdict has as letters too: US, ID, but not an emphatic AM."""
+    if not text.isupper():
+        text = re.sub(r"\b(?!AM\b)[A-Z]{2}\b", _initials, text)
+    text = _LETTER_A.sub("ay", re.sub(r"(?<=[0-9]) ?(?:am|AM)\b", "a.m", text))
+    return _SPELLED_A.sub("ay", english_cleaners(text))
+
+
+def letters_to_phones(text: str) -> str:
+    """Returns text with the words that CMUdict has in ARPAbet: "{HH AY1}, zyx." Of several
+    pronunciations, it takes the first."""
+    return _WORD.sub(lambda match: _in_braces(match[0]), text)
+
+
 def english_phones(text: str) -> str:
-    """Returns what :func:`english_cleaners` does, with the words that CMUdict has in ARPAbet:
-    "{HH AY1}, zyx." Of several pronunciations, it takes the first."""
-    return _WORD.sub(lambda match: _in_braces(match[0]), _words(text))
+    """Returns English in ARPAbet, as :func:`english_letters` and :func:`letters_to_phones` do."""
+    return letters_to_phones(english_letters(text))
 
 
 def english_phones_and_letters(text: str) -> str:
     """Returns what :func:`english_phones` does, but with a tenth of the words in letters, always
     the same ones of a text: a model that trains on them can read words that CMUdict lacks."""
-    text = _words(text)
+    text = english_letters(text)
 
     def write(match: re.Match) -> str:
         is_spelled = zlib.crc32(f"{match.start()} {text}".encode()) % 10 == 0
@@ -133,12 +150,14 @@ def english_phones_and_letters(text: str) -> str:
 CLEANERS = {
     "english_cleaners": english_cleaners,
     "english_phones": english_phones,
+    "english_letters": english_letters,
+    "letters_to_phones": letters_to_phones,
     "english_phones_and_letters": english_phones_and_letters,
     "transliteration_cleaners": transliteration_cleaners,
     "basic_cleaners": basic_cleaners,
 }
 # The cleaner that writes in letters the words that these write in phones.
-SPELLED = {"english_phones": "english_cleaners", "english_phones_and_letters": "english_cleaners"}
+SPELLED = {"english_phones": "english_letters", "english_phones_and_letters": "english_letters"}
 # The cleaner that a model trains with if it is to read texts with english_phones.
 TRAINING = {"english_phones": "english_phones_and_letters"}
 
@@ -150,10 +169,11 @@ def _cmudict() -> dict[str, list[list[str]]]:
     return cmudict.dict()
 
 
-def _words(text: str) -> str:
-    """Returns words in letters, the letter A as "ay", since CMUdict's "a" is the article."""
-    text = _LETTER_A.sub("ay", re.sub(r"(?<=[0-9]) ?(?:am|AM)\b", "a.m", text))
-    return _SPELLED_A.sub("ay", english_cleaners(text))
+def _initials(match: re.Match) -> str:
+    word, dictionary = match[0].lower(), _cmudict()
+    spelled = [phone[:2] for letter in word for phone in dictionary[letter][-1]]
+    others = dictionary.get(word, ())[1:]
+    return ".".join(word) if spelled in ([p[:2] for p in phones] for phones in others) else match[0]
 
 
 def english_phones_of(word: str) -> Sequence[str]:
@@ -232,7 +252,7 @@ def expand_signs(text: str) -> str:
     text = re.sub(r"(?<=[0-9]) ?[µμ](?=[a-zA-Z])", " micro ", text)
     text = _POWER.sub(_power, text)
     text = _TEMPERATURE.sub(lambda match: "° celsius" if match[1] in "cC" else "° fahrenheit", text)
-    text = _SINGULAR.sub(lambda match: f"1 {_SIGNS[match[1]].removesuffix('s')}", text)
+    text = _SINGULAR.sub(lambda m: f"{m[1]} {_SIGNS[m[2]].removesuffix('s')}", text)
     return _UNSPACED_SIGN.sub(" ", text).translate(str.maketrans(_SIGNS))
 
 

@@ -9,17 +9,19 @@ CURRENCIES = {  # sign: unit, units, hundredth, hundredths
     "$": ("dollar", "dollars", "cent", "cents"),
     "£": ("pound", "pounds", "penny", "pence"),
     "€": ("euro", "euros", "cent", "cents"),
-    "¥": ("yen", "yen", "sen", "sen"),
+    "¥": ("yen", "yen", "", ""),
     "₹": ("rupee", "rupees", "paisa", "paise"),
-    "₩": ("won", "won", "jeon", "jeon"),
+    "₩": ("won", "won", "", ""),
 }
-_SCALES = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion", "t": "trillion"}
+_SCALES = {"k": "thousand", "m": "million", "b": "billion", "t": "trillion"}
+_SCALES |= {"bn": "billion", "tn": "trillion"}
 _UNITS = {
     "g": "gram", "kg": "kilogram", "mg": "milligram", "lb": "pound", "lbs": "pound", "oz": "ounce",
     "km": "kilometer", "cm": "centimeter", "mm": "millimeter", "ml": "milliliter",
     "micro g": "microgram", "micro m": "micrometer", "micro l": "microliter",
     "hz": "hertz", "khz": "kilohertz", "mhz": "megahertz", "ghz": "gigahertz",
     "mph": "mile per hour", "kph": "kilometer per hour", "km/h": "kilometer per hour",
+    "ft": "foot",
 }  # fmt: skip
 _MONTHS = "january february march april may june july august september october november december"
 _NUMERALS = "I II III IV V VI VII VIII IX X XI XII XIII XIV XV XVI XVII XVIII XIX XX"
@@ -40,11 +42,15 @@ _ROMAN = re.compile(
     rf"\b(World War|Chapter|Part|Volume|Act|{_RULERS}) (?![IVX]\. [A-Z])"
     rf"((?!I\b){_NUMERALS.replace(' ', '|')}|I(?=[.,;:)]|$)|(?<=War )I)(?!\w|'(?!s\b))"
 )
-_BESIDE_LETTER = re.compile(r"(?<=[a-z])(?=[0-9])|(?<=[0-9])(?=[a-z])(?!(?:st|nd|rd|th|s)\b)")
-_BESIDE_SIGN = re.compile(rf"(?<=[^\s(-])(?=[#{_CURRENCY[1:]} ?\.?[0-9])|(?<=[0-9]')(?=[0-9])")
-_NUMBER_SIGN = re.compile(r"(?:#|\bno\.) ?(?=[0-9])")
-_UNIT = re.compile(
-    rf"(?<![\w.,])([0-9.,]*[0-9])\s?(?!(?-i:G|M[gm])\b)({'|'.join(_UNITS)})(?![\w/])",
+_BESIDE_LETTER = re.compile(
+    r"(?<=[a-z])(?=[0-9])|(?<=[0-9])(?=[a-z])(?!(?:st|nd|rd|th|s)\b)"
+    r"|(?<=\.[0-9])(?=s\b)|(?<=\.[0-9]{2})(?=s\b)"  # 9.58 s
+)
+_BESIDE_SIGN = re.compile(rf"(?<=[^\s(-])(?={_CURRENCY} ?\.?[0-9])|(?<=[0-9]')(?=[0-9])")
+_NUMBER_SIGN = re.compile(r"(?:(?<!\w)#|\bno\.) ?(?=[0-9])")
+_UNIT = re.compile(  # not 5G, MG or Oz; the full stop of lb. only where it ends no sentence
+    rf"(?<![\w.,{_CURRENCY[1:-1]}])([0-9.,]*[0-9])[\s-]?(?!(?-i:G|M[gGmM]|Oz)\b)"
+    rf"({'|'.join(_UNITS)})(?![\w/])(?:\.(?-i:(?= [a-z0-9])))?",
     re.IGNORECASE,
 )
 _MONTH = re.compile(r"\b(jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)\b\.?(?= [0-9])")
@@ -54,11 +60,11 @@ _TELEPHONE = re.compile(  # with an area code, or a zero that no range has
     r"(?<![\w-])(?:(?:1-)?(?:\(\d{3}\) ?|\d{3}[-.])\d{3}[-.]\d{4}|\d{3}-0\d{3})(?![\w-])", re.ASCII
 )
 _RANGE = re.compile(
-    rf"(?<![\w.,-])({_CURRENCY}?)({_N}(?:\.[0-9]+)?)-({_CURRENCY}?)((?!0[0-9]){_N}(?:\.[0-9]+)?)"
-    r"(?![/-]|[.,]?[0-9]|(?:st|nd|rd|th)\b)"
+    rf"(?<![\w.,-])({_CURRENCY}?)((?!0[0-9]){_N}(?:\.[0-9]+)?)-"
+    rf"({_CURRENCY}?)((?!0[0-9]){_N}(?:\.[0-9]+)?)(?!/|[.,-]?[0-9])"
 )
 # Without a space, as other words may begin with these letters: a "$20 T-shirt".
-_SCALE = re.compile(rf"({_CURRENCY} ?{_N}(?:\.[0-9]+)?)(bn|[kmbt])(?![\w']|-[a-z])")
+_SCALE = re.compile(rf"({_CURRENCY} ?{_N}(?:\.[0-9]+)?)([bt]n|[kmbt])(?![\w'])")
 _PAUSE = re.compile(rf"(?<=[0-9])(?:-|({UNREAD}+))(?={_CURRENCY}?\.?[0-9])")
 _CLOCK = re.compile(  # 12:30, but not 3:1, 12:75 or 1:30:45
     r"(?<![0-9:.,])([01]?[0-9]|2[0-4]):([0-5][0-9])(?![:.,]?[0-9])"
@@ -66,14 +72,15 @@ _CLOCK = re.compile(  # 12:30, but not 3:1, 12:75 or 1:30:45
 )
 _VERSION = re.compile(r"(?<![0-9.])[0-9]+(?:\.[0-9]+){2,}")
 _FRACTION = re.compile(
-    rf"(?<![0-9/.,])({_CURRENCY}?)(?:({_N})[ -])?([0-9]+)/([2-9]|1[026]|32|64)(?![0-9/])"
+    rf"(?<![0-9/.,])({_CURRENCY}?)(?:({_N})[ -])?([0-9]+)/([2-9]|1[026]|32|64)"
+    r"(?:(?:rd|th)s?\b)?(?![0-9/])"
 )
 # A minus has no number before it: 1914-18, 3-4 and "5 -3" keep their hyphen.
 _MINUS = re.compile(rf"(?<![^\s(])(?<![0-9]\s)-(?={_CURRENCY}?\.?[0-9])")
-_SIGN_LAST = re.compile(rf"({_N}(?:\.[0-9]+)?) ?({_CURRENCY})(?! ?[.,]?[0-9])")
+_SIGN_LAST = re.compile(rf"({_N}(?:\.[0-9]+)?) ?({_CURRENCY})(?![a-z]| ?[.,]?[0-9])")
 _MONEY = re.compile(
     rf"({_CURRENCY}) ?(?=\.?[0-9])({_N})?(?:\.([0-9]+))?"
-    r"(?:[ -]?(hundred|thousand|million|billion|trillion|bn)\b)?"
+    r"(?:[ -]?(hundred|thousand|million|billion|trillion|lakh|crore|[bt]n)\b)?"
 )
 _DECIMAL = re.compile(rf"(?:({_N})|(?<![\w.)]))\.([0-9]+)")
 _ORDINAL = re.compile(rf"(?=[0-9,]{{1,{MAX_DIGITS}}}[a-z]){_N}(st|nd|rd|th)\b")
@@ -93,7 +100,6 @@ def expand_numbers(text: str) -> str:
     text = _SCALE.sub(lambda match: f"{match[1]} {_SCALES[match[2]]}", text)
     text = _BESIDE_LETTER.sub(" ", text)  # mp3 is "mp three", not "mpthree"
     text = _BESIDE_SIGN.sub(" ", text)
-    text = re.sub(r"(?<=[0-9]) ft\.", " feet", text)  # elsewhere ft. is Fort
     text = _NUMBER_SIGN.sub("number ", text)
     text = _CLOCK.sub(_clock, text)
     text = re.sub("(?<=[0-9]):(?=[0-9])", " ", text)  # ratios (16:9), scores and verses (23:4)
@@ -117,7 +123,11 @@ def _roman(match: re.Match) -> str:
 
 def _range(match: re.Match) -> str:
     sign, first, other_sign, last = match.groups()
-    return f"{sign if other_sign else ''}{first} to {other_sign or sign}{last}"
+    if (sign, first) == (other_sign, last):  # a 50-50 chance
+        return f"{sign}{first} {sign}{last}"
+    has_cents = first[-3:-2] == "."
+    is_one_unit = not other_sign or (sign == other_sign and not has_cents)
+    return f"{'' if is_one_unit else sign}{first} to {other_sign or sign}{last}"
 
 
 def _clock(match: re.Match) -> str:
@@ -132,8 +142,20 @@ def _clock(match: re.Match) -> str:
 def _unit(match: re.Match) -> str:
     number, unit = match[1], _UNITS[match[2].lower()]
     first, *rest = unit.split(" ")
-    plural = first if number == "1" or first.endswith("hertz") else f"{first}s"
-    return " ".join([number, plural, *rest])
+    if number != "1" and not first.endswith("hertz") and not _describes(match):
+        first = "feet" if first == "foot" else f"{first}s"
+    return " ".join([_quantity(number), first, *rest])
+
+
+def _describes(match: re.Match) -> bool:
+    """Tells whether an amount describes a noun, and so is singular: a $5 million house."""
+    before = match.string[max(0, match.start() - 4) : match.start()]
+    return bool(re.search(r"\ban? $", before, re.IGNORECASE))
+
+
+def _quantity(number: str) -> str:
+    """Returns a number with the comma that tells it from a year: 1,250 kg."""
+    return re.sub(r"^([1-9])([0-9]{3})(?![0-9,])", r"\1,\2", number)
 
 
 def _fraction(match: re.Match) -> str:
@@ -152,14 +174,16 @@ def _money(match: re.Match) -> str:
     """Spells out the units; later rules read the digits."""
     sign, whole, fraction, scale = match.groups(default="")
     unit, units, hundredth, hundredths = CURRENCIES[sign]
-    if scale or len(fraction) > 2:
-        number = (whole or "0") + (f".{fraction}" if fraction else "")
+    if _describes(match):
+        units, hundredths = unit, hundredth
+    if scale or len(fraction) > 2 or not hundredth:
+        number = _quantity(whole or "0") + (f".{fraction}" if fraction else "")
         return " ".join(filter(None, (number, _SCALES.get(scale, scale), units)))
     whole = whole.lstrip("0,")
     fraction = fraction.ljust(2, "0").lstrip("0")  # $1.5 is one dollar, fifty cents
     parts = []
     if whole:
-        parts.append(f"{whole} {unit if whole == '1' else units}")
+        parts.append(f"{_quantity(whole)} {unit if whole == '1' else units}")
     if fraction:
         parts.append(f"{fraction} {hundredth if fraction == '1' else hundredths}")
     return ", ".join(parts) or f"0 {units}"
@@ -167,7 +191,7 @@ def _money(match: re.Match) -> str:
 
 def _decimal(match: re.Match) -> str:
     whole, fraction = match.groups(default="")
-    return f"{whole} point {_digits(fraction)}".lstrip()
+    return f"{_quantity(whole)} point {_digits(fraction)}".lstrip()
 
 
 def _plural(match: re.Match) -> str:
