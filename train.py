@@ -179,6 +179,7 @@ class Run:
         frames = data_utils.frames_of_steps(sampler, self.data.train_set.clips)
         shares = frames[:, distributed.RANK] / frames.mean(1)  # (n_steps, 2)
         self.model.train()
+        self.model.variance_gain.zero_()  # if measured, then at the end of an earlier training
         if progress.epoch >= progress.falls_from and not hparams.dropout_in_fall:
             self.model.turn_off_dropout()
         synchronize(self.device)

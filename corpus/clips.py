@@ -267,7 +267,9 @@ def padded_frames(clip: Clip, hparams: HParams) -> int:
 
 def check_text(text: str, hparams: HParams) -> list[int]:
     """Returns the symbol ids of the cleaned ``text``. Raises :class:`ClipError` if it has no
-    letter, digit or phone, or has braces that hold no phones."""
+    letter, digit or phone, has braces that hold no phones, or was not UTF-8."""
+    if problem := why_not_utf8(text):
+        raise ClipError("encoding", problem)
     try:
         ids = text_to_sequence(text, hparams.text_cleaners, hparams.symbols)
     except ValueError as error:

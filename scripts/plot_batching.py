@@ -237,6 +237,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.seeds < 2:
         parser.error(f"--seeds {args.seeds}: use 2 or more, for their spread")
     hparams = create_hparams(args.hparams)
+    if hparams.batch_capacity or hparams.batch_capacity_seconds:
+        parser.error("argument --hparams: batches here have batch_size's capacity; set that")
     if args.lengths:
         samples = [read_lengths(args.lengths, hparams)] * args.seeds
     else:

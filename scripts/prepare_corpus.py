@@ -438,7 +438,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise UserError(f"--name {args.name}: use letters, digits and . _ - only")
     if not 0 <= args.trim_db <= 120:
         raise UserError(f"--trim_db {args.trim_db}: use 0 to 120")
-    folder, filelist = args.convert_to, Path(f"filelists/{args.name}_train.txt")
+    folder = args.convert_to
+    lists = [Path(f"filelists/{args.name}_{part}.txt") for part in ("train", "val", "symbols")]
     if not folder:
         if args.trim_db:
             raise UserError(f"--trim_db {args.trim_db}: needs --convert_to, for the trimmed clips")
@@ -446,8 +447,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise UserError(f"{folder}: already has files; give another --convert_to")
     elif folder.resolve().is_relative_to(args.corpus.resolve()):
         raise UserError(f"--convert_to {folder}: is in the corpus; use another folder")
-    elif filelist.exists():
-        raise UserError(f"{filelist}: exists already; give another --name, or delete it")
+    elif existing := [file for file in lists if file.exists()]:
+        raise UserError(f"{existing[0]}: exists already; give another --name, or delete it")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

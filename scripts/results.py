@@ -271,6 +271,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{general_table(labels, mean, error)}\n\n{note_rates(runs)}")
     for table in paper_tables(labels, mean, error):
         print(f"\n{table}")
+    if args.figure and not labels.batching.is_unique:
+        parser.error("argument --figure: runs of one batching differ in more than their seed")
     if args.figure:
         make_folder(args.figure.parent)
         draw_figure4(runs, args.figure)

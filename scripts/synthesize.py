@@ -40,7 +40,6 @@ from cli import (
     progress_bar,
     replace_file,
     seed,
-    why_not_utf8,
 )
 from corpus.audio import encode_wav
 from corpus.clips import check_text, load_clips, read_lines, report_unknown_characters
@@ -49,6 +48,7 @@ from hparams import HParams
 from model import N_READINGS, Tacotron2
 from speech import Spoken, load_model, restore_variance, speak
 from text import clean_text, sequence_to_text, spelled, text_to_sequence
+from text.symbols import alphabet
 from training.checkpoint import find_checkpoint
 from training.figures import draw_speech
 from vocoder import Vocoder, open_vocoder, why_griffin_lim
@@ -76,9 +76,6 @@ def read_texts(args: argparse.Namespace) -> list[Text]:
         lines = read_lines(args.input)
     if not lines:
         raise UserError("no text to speak; give texts as arguments, or -i FILE with one a line")
-    for location, text in lines:
-        if problem := why_not_utf8(text):
-            raise UserError(f"{location}: {problem}")
     return [Text(re.split("[ :]", place)[-1], text.strip(), place) for place, text in lines]
 
 
@@ -142,7 +139,8 @@ def symbol_ids(
 
 def untrained_symbols(model: Tacotron2) -> set[int]:
     """Returns the symbols that were in no text that the model was trained on."""
-    sizes = model.embedding.weight.abs().amax(1)
+    n_symbols = len(alphabet(model.hparams.symbols))  # the model may have rows for more
+    sizes = model.embedding.weight[:n_symbols].abs().amax(1)
     return {i for i, size in enumerate(sizes) if size < UNTRAINED}
 
 

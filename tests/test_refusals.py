@@ -187,6 +187,8 @@ REFUSED = {
     "plot_batching.py empty.txt": "empty.txt: has no lengths; write a number a line, or the lines",
     "plot_batching.py lengths.txt": "lengths.txt:3: 'six': give a number above 0, or the lines",
     "enhance.py . -o new --batch_size 2": "a/noise.wav: ...; replace it or take it out",
+    "plot_batching.py 2.wav --hparams batch_capacity=9": "argument --hparams: batches here have ",
+    "samples.py tiny.pt -o new.html -i latin.txt": "latin.txt:2: byte 0xff is not UTF-8",
     "results.py full": "full: holds no run; name the output of train.py",
 }
 SETTINGS = {

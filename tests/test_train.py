@@ -175,6 +175,9 @@ def test_speech_is_logged_by_step_and_the_variance_that_it_lacks_is_measured_at_
 
     states = [load_checkpoint(path)["state_dict"] for path in find_checkpoints(output)]
     assert [bool(state["variance_gain"].any()) for state in states] == [True, False]
+    run("speaks", "epochs=8,epochs_per_checkpoint=1", "--resume")
+    states = [load_checkpoint(path)["state_dict"] for path in find_checkpoints(output)]
+    assert [bool(state["variance_gain"].any()) for state in states[:2]] == [True, False]
 
     assert run("mute", f"{settings}end_threshold=1e-6") == 0  # it stops at once
     wavs = mute.glob("sample/step_*_2.wav")
