@@ -176,9 +176,7 @@ def find_too_long(clips: Sequence[Clip], hparams: HParams) -> list[Problem]:
     """Returns a problem for each clip that is longer than the batch capacity."""
     capacity = batch_capacity(hparams) or math.inf
     too_long = [clip for clip in clips if padded_frames(clip, hparams) > capacity]
-    if not too_long:
-        return []
-    longest = max(padded_frames(clip, hparams) for clip in too_long)
+    longest = max((padded_frames(clip, hparams) for clip in too_long), default=0)
     setting = f"batch_capacity={longest}"
     if hparams.batch_capacity_seconds:
         seconds = longest * hparams.hop_length / hparams.sampling_rate

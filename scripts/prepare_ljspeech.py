@@ -40,9 +40,7 @@ def obtain(data_dir: Path) -> Path:
     if corpus.exists():
         raise UserError(f"{corpus}: has no metadata.csv; remove it and run again")
     make_folder(data_dir, "give another --data_dir")
-    needed = EXTRACTED_SIZE
-    if not archive.exists():
-        needed += SIZE
+    needed = EXTRACTED_SIZE + (0 if archive.exists() else SIZE)
     free = shutil.disk_usage(data_dir).free
     if free < needed:
         sizes = f"{needed / 1e9:.1f} GB needed and {free / 1e9:.1f} GB free"

@@ -124,9 +124,8 @@ def explain_lost_process() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not SEVERAL:
-            raise
-        if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error):
+        is_lost = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+        if not (SEVERAL and is_lost):
             raise
         raise UserError(
             "one of the processes has ended, by an error above or killed, perhaps out of memory; "
