@@ -93,6 +93,7 @@ def set_numba_cache() -> None:
         make_folder(folder)
     except (UserError, RuntimeError):  # RuntimeError: there is no home
         folder = tempfile.mkdtemp(prefix="numba")
+        os.environ.setdefault("XDG_CACHE_HOME", folder)  # librosa asks for one
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
 
@@ -141,11 +142,13 @@ UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")  # at its start, read with surrog
 
 
 def why_not_utf8(text: str) -> str:
-    """Says what is wrong if bytes of ``text`` were not UTF-8 and became surrogates; else ""."""
+    """Says what is wrong if ``text`` has surrogates, as bytes become that are not UTF-8."""
     if text.startswith(UTF16_MARKS):
         return "is UTF-16; save it as UTF-8"
     if wrong := re.search("[\udc80-\udcff]", text):
         return f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8 (cp1252?); save as UTF-8"
+    if wrong := re.search("[\ud800-\udfff]", text):
+        return f"{wrong[0]!r} is half of a character, as where a text was cut; remove it"
     return ""
 
 

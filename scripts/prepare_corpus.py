@@ -90,6 +90,7 @@ def read_corpus(
     # glob leaves out what is hidden, and follows links.
     files = sorted(map(Path, glob.glob("**", root_dir=corpus, recursive=True)))
     audio = [path for path in files if path.suffix.lower() in SUFFIXES]
+    audio = [path for path in audio if not (corpus / path).is_dir()]
     audio = [path for path in audio if not path.stem.endswith("_mic2")]  # VCTK's other microphone
     sounds = index_sounds(audio)
     tables = [path for path in files if path.suffix.lower() in LISTS and path.parent == Path()]
@@ -153,7 +154,7 @@ def read_rows(file: Path, sounds: Sounds) -> tuple[list[str], list[tuple[str, li
     columns = [*map(str, range(1, width + 1))]
     header = [*map(str.strip, rows[0][1])]
     if any(map(HEADER.fullmatch, header)) and not names_sound(header):
-        return [*header, *columns[len(header) :]][:width], rows[1:]
+        return header[:width], rows[1:]
     return columns, rows
 
 
@@ -200,14 +201,15 @@ def read_table(corpus: Path, table: str, sounds: Sounds, speaker: str, text_colu
     for location, row in rows:
         lacking = {*range(len(row), width)}
         if len(row) > width or not lacking <= {*texts[1:]}:  # a text may have one version
-            problem = f"{len(row)} field(s), where most lines have {width}; write as many"
+            problem = f"{pluralize(len(row), 'field')}, not {width}; write as many (quote texts with commas)"
             problem = problem if row else "is not a JSON object; write one"
             problems.append(Problem(location, "columns", problem))
         elif speaker and speaker not in map(str.strip, row):
             continue
         elif path := find_sound(row[names], sounds):
-            text = [row[i] for i in texts if i < len(row)][-1]
-            lines.append(Line(location, str(corpus / path), " ".join(text.split())))
+            text = [row[i] for i in texts if i < len(row)][-1].strip()
+            text = re.sub("[ \t\r\n]+", " ", text)  # a no-break space may be in a number
+            lines.append(Line(location, str(corpus / path), text))
         else:
             fix = "add it, fix the name, or remove the line (a header?)"
             problem = f"{row[names]}: no such sound here, or several of that name; {fix}"

@@ -71,7 +71,7 @@ BAD_ROWS = {  # of a corpus's table
     "0|one|one": "table/wavs/0.wav: 2 channels",
     "1|silent|silent": "table/wavs/1.wav: is silent",
     "../4|up|up": "../4: no such sound here",
-    "one column": "1 field(s), where most lines have 3",
+    "one column": "1 field, not 3; write as many",
 }
 FILES = {
     "bad.txt": "\n".join(["3.wav|ok", "", *BAD_CLIPS]),

@@ -165,7 +165,7 @@ READ_AS = {
     "café — “naïve”… Москва": "cafe -- naive... moskva",
     # Numbers
     "007; 0; 101; 3001": "zero zero seven; zero; one hundred one; three thousand one",
-    "1,00,000; 10\u202f000": "one hundred thousand; ten thousand",
+    "1,00,000; 10\u00a0000": "one hundred thousand; ten thousand",
     "1" * 16: " ".join(["one"] * 16),
     "mp3, ٣ x₂ ①②": "mp three, three x two one two",
     "1st 22nd 3rd 11th 1,000th": "first twenty-second third eleventh one thousandth",
@@ -184,9 +184,9 @@ READ_AS = {
     "1980s, the 1900s, 66s": "nineteen eighties, the nineteen hundreds, sixty-sixes",
     "2021-03-04, Jan 3rd": "march fourth, twenty twenty-one, january third",
     "12:00, 13:00, 2:30, 2:05.": "twelve o'clock, thirteen hundred, two thirty, two oh five.",
-    "5:00 p.m., 5.00pm, 6:15 AM": "five p.m., five pm, six fifteen am",
+    "5:00 p.m., 5.30-6pm, 6:15 AM": "five p.m., five thirty to six pm, six fifteen am",
     "Ps. 119:105 1:30:45": "ps. one hundred nineteen one hundred five one thirty forty-five",
-    "Henry VIII's, Charles I, Part IV": "henry the eighth's, charles the first, part four",
+    "Henry VIII's, Charles I, Part XLI": "henry the eighth's, charles the first, part forty-one",
     "Robert I. Bouck; he met Charles I.": "robert i. bouck; he met charles the first.",
     "Henry I knew, Act V, World War I": "henry i knew, act five, world war one",  # a pronoun
     # Ranges, and what is none
@@ -217,7 +217,7 @@ READ_AS = {
     "5% 5 %, joe@site.com #5": "five percent five percent, joe at site.com number five",
     "p=.05, x=-5, C# 8": "p equals point zero five, x equals minus five, c# eight",
     "AT&T, C++ 2+2=4": "at and t, c plus plus two plus two equals four",
-    "20°C 1° 9˚F": "twenty degrees celsius one degree nine degrees fahrenheit",
+    "20°C 1° 9˚F 2º": "twenty degrees celsius one degree nine degrees fahrenheit two degrees",
     "5°C-10°C": "five degrees celsius to ten degrees celsius",
     "50¢ ±5 § 5, №5": "fifty cents plus or minus five section five, number five",
     "50％ ￥500 ５：３０": "fifty percent five hundred yen five thirty",
@@ -247,7 +247,7 @@ READINGS = {
     "at", "number", "section", "degree", "degrees", "c", "f", "celsius", "fahrenheit",
     "point", "to", *(word for names in CURRENCIES.values() for word in names),
 }  # fmt: skip
-ONE_NUMBER = ",/⁄∕\u2009\u202f"  # 1,000 and 1/2 are one number
+ONE_NUMBER = ",/⁄∕\u00a0\u2007\u2009\u202f"  # 1,000 and 1/2 are one number
 
 
 def words_of(text: str) -> list[str]:

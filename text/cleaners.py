@@ -27,7 +27,9 @@ _COMPATIBLE = re.compile(
     "[０-９Ａ-Ｚａ-ｚ％＆＋＝＠￠℃℉]|(?<=[０-９])[，．：／](?=[０-９])|[＄￡￥￦](?=[0-9０-９])"
 )
 _INFIX = re.compile(f"(?<=[0-9⁰¹²³⁴-⁹])[⁄∕~～〜](?=[0-9₀-₉{_CURRENCY}])")
-_THIN_SPACE = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[\u2009\u202f][0-9]{3})+(?![0-9])")
+_NO_BREAK_SPACE = re.compile(
+    r"(?<![0-9.,])[0-9]{1,3}(?:[\u00a0\u2007\u2009\u202f][0-9]{3})+(?![0-9])"
+)
 _SIGNS = {  # only signs with a single reading
     "%": "percent",
     "&": "and",
@@ -47,7 +49,7 @@ _SIGNS = {  # only signs with a single reading
 _SIGN = f"[{''.join(_SIGNS)}]"
 _UNSPACED_SIGN = re.compile(rf"(?<=[^\s(])(?={_SIGN})|(?<={_SIGN})(?=[^\s!'(),.:;?–—-]|-?\.?[0-9])")
 _SIGN_RANGE = re.compile(rf"(?:(?<=[0-9][%°¢{_CURRENCY}])|(?<=°[CF]))[-–](?=[0-9])")
-_TEMPERATURE = re.compile(r"[°º˚] ?([CF])\b", re.IGNORECASE)
+_TEMPERATURE = re.compile(r"° ?([CF])\b", re.IGNORECASE)
 _SINGULAR = re.compile(r"(?<![\w.,])(1|(?<=\ba )[0-9]+|(?<=\ban )[0-9]+) ?([°¢])")
 # After three or more letters it is a footnote number, and before a slash that of a fraction.
 _POWER = re.compile(r"(?<=[\w)])(?<![^\W\d_]{3})(?!\w+/[₀-₉])(⁻?[⁰¹²³⁴-⁹]+)(\w?)")
@@ -212,7 +214,8 @@ def unify_signs(text: str) -> str:
     """Writes full-width signs, ranges and groups of digits in the way that other rules know."""
     text = _COMPATIBLE.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     text = _INFIX.sub(lambda match: "/" if match[0] in "⁄∕" else "-", text)
-    return _THIN_SPACE.sub(lambda match: re.sub("[^0-9]", ",", match[0]), text)
+    text = re.sub("(?<=[0-9]) ?[º˚]", "°", text)
+    return _NO_BREAK_SPACE.sub(lambda match: re.sub("[^0-9]", ",", match[0]), text)
 
 
 def to_ascii(text: str, keep: str = "") -> str:

@@ -24,7 +24,9 @@ _UNITS = {
     "ft": "foot",
 }  # fmt: skip
 _MONTHS = "january february march april may june july august september october november december"
-_NUMERALS = "I II III IV V VI VII VIII IX X XI XII XIII XIV XV XVI XVII XVIII XIX XX"
+_ONES = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"]
+_TENS = ["", "X", "XX", "XXX", "XL", "L", "LX", "LXX", "LXXX", "XC"]
+_NUMERALS = [tens + ones for tens in _TENS for ones in _ONES]  # by their numbers
 _RULERS = (  # and popes, by the names that have had numerals
     "Albert|Alexander|Benedict|Charles|Edward|Elizabeth|Ferdinand|Francis|Frederick|George|Gregory|"
     "Henry|Ivan|James|John|Leo|Louis|Mary|Napoleon|Nicholas|Paul|Peter|Philip|Pius|Richard|Robert|"
@@ -39,8 +41,8 @@ UNREAD = r"(?:[^\w\s!'(),.:;?/-]|_)"  # a sign that the model does not read
 
 # "Henry I" may be followed by more of a sentence, where I is a pronoun, and "Robert I." by a name.
 _ROMAN = re.compile(
-    rf"\b(World War|Chapter|Part|Volume|Act|{_RULERS}) (?![IVX]\. [A-Z])"
-    rf"((?!I\b){_NUMERALS.replace(' ', '|')}|I(?=[.,;:)]|$)|(?<=War )I)(?!\w|'(?!s\b))"
+    rf"\b(World War|Book|Chapter|Section|Part|Volume|Act|Scene|{_RULERS}) (?![IVX]\. [A-Z])"
+    rf"((?![IL]\b)(?:{'|'.join(_NUMERALS[1:])})|I(?=[.,;:)]|$)|(?<=War )I)(?!\w|'(?!s\b))"
 )
 _BESIDE_LETTER = re.compile(
     r"(?<=[a-z])(?=[0-9])|(?<=[0-9])(?=[a-z])(?!(?:st|nd|rd|th|s)\b)"
@@ -55,7 +57,7 @@ _UNIT = re.compile(  # not 5G, MG or Oz; the full stop of lb. only where it ends
 )
 _MONTH = re.compile(r"\b(jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)\b\.?(?= [0-9])")
 _DATE = re.compile(r"(?<![\w.-])([0-9]{4})-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])(?![\w-])")
-_DOTTED_CLOCK = re.compile(r"(?<![0-9.])([0-9]{1,2})\.([0-5][0-9])(?= ?[ap]\.? ?m\b)")
+_DOTTED_CLOCK = re.compile(r"(?<![0-9.])([0-9]{1,2})\.([0-5][0-9])(?=(?:-[0-9.:]+)? ?[ap]\.? ?m\b)")
 _TELEPHONE = re.compile(  # with an area code, or a zero that no range has
     r"(?<![\w-])(?:(?:1-)?(?:\(\d{3}\) ?|\d{3}[-.])\d{3}[-.]\d{4}|\d{3}-0\d{3})(?![\w-])", re.ASCII
 )
@@ -116,7 +118,7 @@ def expand_numbers(text: str) -> str:
 
 
 def _roman(match: re.Match) -> str:
-    number = _NUMERALS.split().index(match[2]) + 1
+    number = _NUMERALS.index(match[2])
     read = f"the {number}th" if match[1] in _RULERS.split("|") else number
     return f"{match[1]} {read}"
 
