@@ -201,7 +201,8 @@ def read_table(corpus: Path, table: str, sounds: Sounds, speaker: str, text_colu
     for location, row in rows:
         lacking = {*range(len(row), width)}
         if len(row) > width or not lacking <= {*texts[1:]}:  # a text may have one version
-            problem = f"{pluralize(len(row), 'field')}, not {width}; write as many (quote texts with commas)"
+            problem = f"{pluralize(len(row), 'field')}, not {width}; write as many"
+            problem += "; put quotes around a text with commas" if len(row) > width else ""
             problem = problem if row else "is not a JSON object; write one"
             problems.append(Problem(location, "columns", problem))
         elif speaker and speaker not in map(str.strip, row):
