@@ -33,7 +33,7 @@ PROGRAMS = {
 
 TONE = 0.3 * np.sin(np.arange(4410) / 16)
 GOOD = ["bar/0", "bar/1", "bar/2", "same/0", "same/1", "twice/1"]
-GOOD += ["good/0", "good/1"] + [f"table/wavs/{i}" for i in range(5)]
+GOOD += ["good/0", "good/1", "comma/0", "half/0"] + [f"table/wavs/{i}" for i in range(5)]
 SOUNDS = {f"{name}.wav": TONE for name in GOOD} | {
     "stereo.wav": np.stack([TONE, TONE], 1),
     "short.wav": TONE[:1101],
@@ -88,6 +88,8 @@ FILES = {
     "full/made_with.txt": "other arguments",
     "filelists/old_train.txt": "0.wav|a tone\n",
     "table/metadata.csv": "\n".join(["4|" + "however long " * 200, *BAD_ROWS]),
+    "comma/metadata.csv": "id,text\n0,One, two.",
+    "half/m.jsonl": r'{"audio": "0.wav", "text": "One tone.\ud83d"}',
     "bar/1.txt": "This | that",
     "good/1.txt": "Another text",
     "corpora/LJSpeech-1.1/wavs/0.wav": "of an extraction that was stopped",
@@ -175,6 +177,8 @@ REFUSED = {
     "prepare_corpus.py bar --name old --convert_to d": "filelists/old_train.txt: exists already; ",
     "prepare_corpus.py good --name old": "filelists/old_train.txt: already has 1 lines, which are ",
     "prepare_corpus.py table --name x": BAD_TABLE,
+    "prepare_corpus.py comma --name x": "comma/metadata.csv:2: 3 fields, not 2; write as many; put",
+    "prepare_corpus.py half --name x": "half/m.jsonl:1: '\\ud83d' is half of a character, as where",
     "prepare_corpus.py bar --name x": UNPAIRED,
     "prepare_corpus.py full --name x": "full: no sound file has a text (not read: made_with.txt)",
     "prepare_corpus.py same --name x": "2 clips, all of one text; add clips of another text",
