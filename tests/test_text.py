@@ -77,8 +77,8 @@ def test_the_model_reads_symbols_and_reports_the_rest(cleaner, alphabet, text, r
         ("trumpet's gulches", "{T R AH1 M P AH0 T S} {G AH1 L CH IH0 Z}"),
         ("A zyx (a) U.S.A. Zyx: a", "{AH0} zyx ({EY1}) {Y UW1}.{EH1 S}.{EY1}. zyx: {AH0}"),
         ("Zyx A, 5am, A4", "zyx {EY1}, {F AY1 V} {EY1}.{EH1 M}, {EY1} {F AO1 R}"),
-        ("Zyx US, ID", "zyx {Y UW1}.{EH1 S}, {AY1}.{D IY1}"),
-        ("Zyx AM, IT", "zyx {AE1 M}, {IH1 T}"),
+        ("Zyx US, ID", "zyx {Y UW1} {EH1 S}, {AY1} {D IY1}"),
+        ("Zyx AM, IT, AI", "zyx {AE1 M}, {IH1 T}, {EY1} {AY1}"),
         ("TO US ZYX", "{T UW1} {AH1 S} zyx"),
     ],
 )
@@ -103,6 +103,7 @@ def test_a_tenth_of_the_words_stay_letters_in_training():
 @hypothesis.settings(max_examples=200)
 @given(ANY_TEXT)
 def test_phones_are_of_the_same_words(text):
+    hypothesis.assume(not re.search("[A-Z]{2}", text))  # US is "u s"
     try:
         ids = text_to_sequence(text, PHONES)
     except ValueError:

@@ -82,7 +82,8 @@ _ABBREVIATIONS = {
 }
 _AT_END = "[\\s\"'”’]*$"  # where the full stop of an abbreviation also ends the sentence
 _ABBREVIATION = re.compile(
-    rf"\b({'|'.join(map(re.escape, _ABBREVIATIONS))})(?:\.(?!\w|{_AT_END})|(?=\.{_AT_END}))",
+    rf"(?<![^\W\d_])({'|'.join(map(re.escape, _ABBREVIATIONS))})"
+    rf"(?:\.(?![^\W_]|{_AT_END})|(?=\.{_AT_END}))",
     re.IGNORECASE,
 )
 _TITLES = {"dr": "doctor", "st": "saint", "ft": "fort"}  # elsewhere drive, street, feet
@@ -119,7 +120,7 @@ def basic_cleaners(text: str) -> str:
 def english_letters(text: str) -> str:
     """Returns what :func:`english_phones` does, but still in letters: what
     :func:`english_cleaners` does, with the letter A as "ay", since CMUdict's "a" is the article,
-    and as initials what CMUdict has as letters too: US, ID, but not an emphatic AM."""
+    and letter by letter what CMUdict has so too: US, ID, but not an emphatic AM."""
     if not text.isupper():
         text = re.sub(r"\b(?!AM\b)[A-Z]{2}\b", _initials, text)
     text = _LETTER_A.sub("ay", re.sub(r"(?<=[0-9]) ?(?:am|AM)\b", "a.m", text))
@@ -175,7 +176,8 @@ def _initials(match: re.Match) -> str:
     word, dictionary = match[0].lower(), _cmudict()
     spelled = [phone[:2] for letter in word for phone in dictionary[letter][-1]]
     others = dictionary.get(word, ())[1:]
-    return ".".join(word) if spelled in ([p[:2] for p in phones] for phones in others) else match[0]
+    is_spelled = spelled in ([phone[:2] for phone in phones] for phones in others)
+    return " ".join(word).replace("a", "ay") if is_spelled else match[0]
 
 
 def english_phones_of(word: str) -> Sequence[str]:
