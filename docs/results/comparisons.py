@@ -191,15 +191,15 @@ def print_rates(runs: pd.DataFrame) -> None:
     print_table("rates and padding: changes of the masked loss in %", pd.DataFrame(rows))
 
 
-def draw(runs: pd.DataFrame, x: str, step: str, path: Path, style: str, **axis: object) -> None:
-    """Draws masked losses over ``x``: each seed's, and means over the seeds at each ``step``."""
+def draw_rates(runs: pd.DataFrame, path: Path) -> None:
+    """Draws masked losses over the learning rate: each seed's, and their means."""
     axes = (figure := Figure(figsize=(7, 4), layout="constrained")).subplots()
-    for colour, (arm, of_arm) in zip(COLOURS, runs.groupby("arm"), strict=False):
-        for _, run in of_arm.groupby("seed"):
-            axes.plot(run[x], run.masked_loss, style, color=colour, linewidth=0.5, markersize=4)
-        mean = of_arm.groupby(step)[[x, "masked_loss"]].mean()
-        axes.plot(mean[x], mean.masked_loss, color=colour, linewidth=2, label=arm)
-    axes.set(ylabel="masked validation loss", **axis)
+    for colour, (arm, losses) in zip(COLOURS, runs.masked_loss.groupby("arm"), strict=False):
+        axes.plot(losses.index.get_level_values("rate"), losses, "o", color=colour, markersize=4)
+        mean = losses.groupby("rate").mean()
+        axes.plot(mean, color=colour, linewidth=2, label=arm)
+    axes.set(xlabel="learning rate", ylabel="masked validation loss", xscale="log", ylim=(1.3, 1.7))
+    axes.set_xticks(mean.index, mean.index)
     axes.minorticks_off()
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
@@ -257,16 +257,9 @@ def main(figures: Path = FOLDER) -> None:
     for series in PLANNED:
         if (FOLDER / f"{series}.csv").exists():
             print_equal_times(series)
-            runs = read_runs(f"{series}.csv")
-            records = runs.obj.assign(hours=runs.processor_minutes.cumsum() / 60).dropna()
-            axis = {"xlabel": "hours of one core", "ylim": (None, 2.0)}
-            draw(records, "hours", "epoch", figures / f"{series}.png", "-", **axis)
     rates = read_rates()
     print_rates(rates)
-    rates = rates.loc[["RAND", "SSB-BR", "SSB-DBS-BR"]].reset_index()
-    ticks = rates.rate.unique()
-    axis = {"xlabel": "learning rate", "xscale": "log", "xticks": ticks, "xticklabels": ticks}
-    draw(rates, "rate", "rate", figures / "rates.png", "o", ylim=(1.3, 1.7), **axis)
+    draw_rates(rates.loc[["RAND", "SSB-BR", "SSB-DBS-BR"]], figures / "rates.png")
     print_table("Kathleen's recordings", pd.read_csv(FOLDER / "heard.csv").head(1))
     losses = np.log(final_losses("table2", "loss").unstack("arm"))
     spread = losses.drop(columns="RAND").sub(losses.RAND, axis=0).var().mean() ** 0.5
