@@ -8,7 +8,6 @@ corpus, split and model.
 """
 
 import sys
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +23,8 @@ from scripts.plot_batching import COLOURS
 from scripts.results import PAPER, markdown
 
 FOLDER = Path(__file__).resolve().parent
-PLANNED = {  # comparisons of each series of equal times that were fixed before its first run
-    "same_time_2e-3": "RAND → SSB-DBS-BR 40, RAND → SSB-DBS-BR 56, SSB-BR → SSB-DBS-BR 56",
-    "same_time": "RAND → SSB-BR, RAND → SSB-DBS-BR, SSB-BR → SSB-DBS-BR",
-}
-MEASURES = {  # of these series: their columns, whether changes are ratios, and the digits shown
+PLANNED = "RAND → SSB-BR, RAND → SSB-DBS-BR, SSB-BR → SSB-DBS-BR"  # of rates and same_time
+MEASURES = {  # of same_time: their columns, whether changes are ratios, and the digits shown
     "masked loss": ("masked_loss", True, 3),
     "MCD (dB)": ("MCD (dB)", False, 2),
     "hours": ("hours", True, 2),
@@ -77,8 +73,7 @@ def change(
     """Returns the change of a ``pair``, "before → after", and the ends of its interval; in percent
     if it is a ``ratio``; nan where unknown. With ``shared_start`` each seed has an effect.
 
-    The spread is pooled over all arms. ``n_joint`` intervals hold at once, by Bonferroni: six, of
-    four arms with three seeds, are 3 % or 0.1 points wider than by the multivariate t distribution.
+    The spread is pooled over all arms. ``n_joint`` intervals hold at once, by Bonferroni.
     """
     values = np.log(values.dropna()) if ratio else values.dropna()
     before, after = pair.split(" → ")
@@ -100,49 +95,45 @@ def shown(change: np.ndarray, digits: int = 1) -> str:
     return "" if mean == "+nan" else f"{mean} ({low} to {high})"
 
 
-# Series of equal times
+# The series same_time
 
 
 def read_runs(file: str) -> DataFrameGroupBy:
-    """Reads records by arm and seed. An arm is an experiment, with its part if it has several."""
-    records = pd.read_csv(FOLDER / file, dtype={"part": str})
-    several = records.groupby("experiment").part.transform("nunique") > 1
-    part = " " + records.part.str.removeprefix("epochs")
-    return records.assign(arm=records.experiment + part.where(several, "")).groupby(["arm", "seed"])
+    """Reads records by arm and seed."""
+    records = pd.read_csv(FOLDER / file).rename(columns={"experiment": "arm"})
+    return records.groupby(["arm", "seed"])
 
 
-def measure(series: str) -> pd.DataFrame:
+def measure() -> pd.DataFrame:
     """Returns a row for each run, by arm and seed: its epochs, learning rate and measures."""
-    runs = read_runs(f"{series}.csv")
+    runs = read_runs("same_time.csv")
     hours = (runs.processor_minutes.sum() / 60).rename("hours")
     tables = [runs[["epoch", "learning_rate"]].max(), runs.masked_loss.last(), hours]
     for kind in ("speech", "heard"):
-        if (FOLDER / f"{series}_{kind}.csv").exists():
-            tables.append(read_runs(f"{series}_{kind}.csv").mean(numeric_only=True))
+        tables.append(read_runs(f"same_time_{kind}.csv").mean(numeric_only=True))
     columns = {column: name for name, (column, *_) in MEASURES.items()}
     table = pd.concat(tables, axis=1).rename(columns=columns)
     return table.reindex(columns=["epoch", "learning_rate", *MEASURES])
 
 
-def print_equal_times(series: str) -> None:
+def print_same_time() -> None:
     """Prints each seed's measures and their means, and how they change from arm to arm."""
-    runs = measure(series)
+    runs = measure()
     table = runs.groupby("arm")[["epoch", "learning_rate"]].max()
-    planned, rows = PLANNED[series].split(", "), []
-    for pair in map(" → ".join, combinations(table.index, 2)):
-        rows.append({"from → to": pair, "planned": "yes" if pair in planned else ""})
+    pairs, rows = PLANNED.split(", "), []
+    for pair in pairs:
+        rows.append({"from → to": pair})
         for name, (_, ratio, digits) in MEASURES.items():
-            is_joint = pair in planned and name in PRIMARY
-            n_joint = len(planned) * len(PRIMARY) if is_joint else 1
+            n_joint = len(pairs) * len(PRIMARY) if name in PRIMARY else 1
             result = change(runs[name], pair, n_joint, ratio)
             rows[-1][name] = shown(result, digits=1 if ratio else digits)
     for name, (_, _, digits) in MEASURES.items():
         for arm, values in runs[name].dropna().groupby("arm"):
             seeds = ", ".join(f"{value:.{digits}f}" for value in values)
             table.loc[arm, name] = f"{seeds}: {values.mean():.{digits}f}"
-    print_table(f"{series}: each seed's, and means", table.reset_index())
-    print_table(f"{series}: changes, in % of losses and hours", pd.DataFrame(rows))
-    print(f"\nPlanned intervals of {' and '.join(PRIMARY)} hold jointly, all others alone.")
+    print_table("same_time: each seed's, and means", table.reset_index())
+    print_table("same_time: changes, in % of losses and hours", pd.DataFrame(rows))
+    print(f"\nIntervals of {' and '.join(PRIMARY)} hold jointly, all others alone.")
 
 
 # The series rates, and padding, which compares with its runs at 1e-3
@@ -185,9 +176,9 @@ def print_rates(runs: pd.DataFrame) -> None:
     print_table("rates: means over the seeds", table.round(3).reset_index())
     at_rate = {f"{rate:g}": loss.droplevel("rate") for rate, loss in losses.groupby("rate")}
     at_rate["its own"] = losses[losses.index.droplevel("seed").isin(taken)].droplevel("rate")
-    strategies, rows = PLANNED["same_time"], []
+    rows = []
     for rate, loss in at_rate.items():
-        rows.append({"rate": rate} | changes(loss, strategies) | changes(loss, PADDING))
+        rows.append({"rate": rate} | changes(loss, PLANNED) | changes(loss, PADDING))
     print_table("rates and padding: changes of the masked loss in %", pd.DataFrame(rows))
 
 
@@ -254,9 +245,7 @@ def main(figures: Path = FOLDER) -> None:
     epochs = pd.read_csv(FOLDER / "predicted.csv").groupby("experiment").processor_minutes.median()
     print("\nMinutes of an epoch of same_time:", epochs.round(2).to_dict())
     print("saved of RAND's, %:", (100 - 100 * epochs / epochs.RAND).round(1).to_dict())
-    for series in PLANNED:
-        if (FOLDER / f"{series}.csv").exists():
-            print_equal_times(series)
+    print_same_time()
     rates = read_rates()
     print_rates(rates)
     draw_rates(rates.loc[["RAND", "SSB-BR", "SSB-DBS-BR"]], figures / "rates.png")
