@@ -48,17 +48,12 @@ def exit_on_user_error(
         reports: whether this process prints the message.
         end: ends the process with the exit status.
     """
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed: the next file that is opened would get its number
-            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115, until the process ends
     # Log files get each line at once. Characters that their encoding lacks are escaped.
     if hasattr(sys.stdout, "reconfigure"):  # not in a notebook
         sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     message, status = "", 0
     try:
-        if sys.getfilesystemencoding() == "ascii":  # only with PYTHONUTF8=0
-            raise UserError("names and texts need more than this locale's ASCII; set PYTHONUTF8=1")
-        set_numba_cache()
+        set_cache_folder()
         main()
     except UserError as error:
         message, status = f"error: {error}", 2
@@ -83,19 +78,14 @@ def exit_on_user_error(
     end(status)
 
 
-def set_numba_cache() -> None:
-    """Gives numba, which librosa needs, a folder for what it compiles: in the user's folder for
-    caches, or, if that cannot be written, a temporary one."""
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = os.environ.get("NUMBA_CACHE_DIR") or f"{caches}/numba"
+def set_cache_folder() -> None:
+    """Gives librosa, and numba for what it compiles, a temporary folder if the user's folder for
+    caches cannot be written."""
     try:
-        folder = Path(folder).expanduser()
-        make_folder(folder)
-    except (UserError, RuntimeError):  # RuntimeError: there is no home
-        folder = tempfile.mkdtemp(prefix="numba")
-        os.environ.setdefault("XDG_CACHE_HOME", folder)  # librosa asks for one
+        make_folder(Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")))
+    except UserError:
+        os.environ["XDG_CACHE_HOME"] = folder = tempfile.mkdtemp(prefix="caches")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.environ["NUMBA_CACHE_DIR"] = str(folder)
 
 
 # Arguments
@@ -138,13 +128,8 @@ def seed(text: str) -> int:
 # Files
 
 
-UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")  # at its start, read with surrogateescape
-
-
 def why_not_utf8(text: str) -> str:
     """Says what is wrong if ``text`` has surrogates, as bytes become that are not UTF-8."""
-    if text.startswith(UTF16_MARKS):
-        return "is UTF-16; save it as UTF-8"
     if wrong := re.search("[\udc80-\udcff]", text):
         return f"byte {ord(wrong[0]) - 0xDC00:#04x} is not UTF-8 (cp1252?); save as UTF-8"
     if wrong := re.search("[\ud800-\udfff]", text):

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from batching import STRATEGIES, EpochBatchSampler, plan_batches
 from cli import UserError, expand_path, make_folder, replace_file
-from corpus.audio import MelSpectrogram
+from corpus.audio import MelSpectrogram, encode_npy
 from corpus.clips import (
     Clip,
     Problem,
@@ -245,7 +245,7 @@ class MelCache:
     def save(self, clip: Clip, mel: np.ndarray) -> None:
         # A mel that is lost is made again.
         with replace_file(self.path(clip), durable=False) as file:
-            np.save(file, mel)
+            file.write(encode_npy(mel))
 
     def __call__(self, clip: Clip) -> np.ndarray:
         path = self.path(clip)

@@ -35,6 +35,7 @@ from layers import (
 )
 
 CHECK_EVERY = 16  # steps of inference after which it is asked whether all clips have ended
+Masks = tuple[Tensor | None, Tensor | None]  # of attention_rnn and decoder_rnn, for each step
 N_READINGS = 8  # of each text in inference: docs/speech.md says what their mean is good for
 
 
@@ -235,14 +236,14 @@ class Decoder(nn.Module):
         frames = self.prenet(frames)  # (n_steps, B, D_prenet)
         texts = EncodedTexts(memory, self.attention_layer.memory_layer(memory), padding)
         # Both implementations drop these units.
-        attention_mask = self._draw_mask(self.p_attention_dropout, frames, self.attention_rnn_dim)
-        decoder_mask = self._draw_mask(self.p_decoder_dropout, frames, self.decoder_rnn_dim)
+        masks = (
+            self._draw_mask(self.p_attention_dropout, frames, self.attention_rnn_dim),
+            self._draw_mask(self.p_decoder_dropout, frames, self.decoder_rnn_dim),
+        )
         if self.implementation == "reference":
-            hidden, context, alignment = self._loop(frames, texts, attention_mask, decoder_mask)
+            hidden, context, alignment = self._loop(frames, texts, masks)
         else:
-            hidden, context, alignment = self._scan(
-                frames, texts, attention_mask, decoder_mask, dtype
-            )
+            hidden, context, alignment = self._scan(frames, texts, masks, dtype)
         # (n_steps, B, D_step), (n_steps, B)
         frames, gate = self.project(hidden, context)
         return self.by_frame(frames.transpose(0, 1), gate.t(), alignment.transpose(0, 1))
@@ -298,31 +299,22 @@ class Decoder(nn.Module):
         return mel, gate, alignment, ended[:, :n]
 
     def _loop(
-        self,
-        frames: Tensor,
-        texts: EncodedTexts,
-        attention_mask: Tensor | None,
-        decoder_mask: Tensor | None,
+        self, frames: Tensor, texts: EncodedTexts, masks: Masks
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns hidden states (n_steps, B, D_decoder_rnn), contexts (n_steps, B, D_encoder) and
         alignment (n_steps, B, T_in), step by step."""
         state = self.initial_state(texts.memory)
         states = []
         for t, frame in enumerate(frames):
-            masks = (mask if mask is None else mask[t] for mask in (attention_mask, decoder_mask))
-            state = self.step(frame, state, texts, *masks)
+            step_masks = (mask if mask is None else mask[t] for mask in masks)
+            state = self.step(frame, state, texts, *step_masks)
             states.append(state)
         hidden = torch.stack([state.decoder_hidden for state in states])
         context = torch.stack([state.context for state in states])
         return hidden, context, torch.stack([state.weights for state in states])
 
     def _scan(
-        self,
-        frames: Tensor,
-        texts: EncodedTexts,
-        attention_mask: Tensor | None,
-        decoder_mask: Tensor | None,
-        dtype: torch.dtype | None,
+        self, frames: Tensor, texts: EncodedTexts, masks: Masks, dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns what :meth:`_loop` does, by decoder.scan."""
         rnn, layer = self.attention_rnn, self.attention_layer
@@ -343,7 +335,7 @@ class Decoder(nn.Module):
             self.decoder_rnn.weight_ih,
             self.decoder_rnn.weight_hh,
             self.decoder_rnn.bias_ih + self.decoder_rnn.bias_hh,
-            masks=(attention_mask, decoder_mask),
+            masks=masks,
             scales=(1 / (1 - self.p_attention_dropout), 1 / (1 - self.p_decoder_dropout)),
             dtype=dtype,
         )

@@ -85,16 +85,17 @@ def transformers(lengths: ndarray) -> Planner:
 
 
 def print_row(name: str, plan: Planner, lengths: ndarray, capacity: int) -> None:
-    """Prints means over the epochs."""
-    statistics = []
+    """Prints means over the epochs, and whether all epochs have the same batches."""
+    statistics, partitions = [], set()
     for epoch in range(N_REPEATS):
         batches = plan(epoch)
         assert sorted(i for batch in batches for i in batch) == [*range(len(lengths))]
         statistics.append(batch_statistics(lengths, [*map(list, batches)]))
+        partitions.add(frozenset(map(frozenset, batches)))
     statistics = pd.DataFrame(statistics)
     mean, largest = statistics.mean(), statistics.max_padded_length.max() / capacity
     row = f"{name} | {mean.n_batches:.0f} | {100 * mean.zpr:.2f} | {mean.total_length:,.0f}"
-    print(f"| {row} | {largest:.3f} |")
+    print(f"| {row} | {largest:.3f} | {'yes' if len(partitions) == 1 else 'no'} |")
 
 
 def main() -> None:
@@ -110,13 +111,13 @@ def main() -> None:
         ("SpeechBrain, DynamicBatchSampler, 100 buckets", speechbrain, capacity, 100),
         ("ESPnet, NumElementsBatchSampler", espnet, capacity),
     ]
-    print("| sampler | batches | ZPR % | decoder steps | largest batch / bound |")
-    print("|---|--:|--:|--:|--:|")
+    print("| sampler | batches | ZPR % | decoder steps | largest batch / bound | same neighbours |")
+    print("|---|--:|--:|--:|--:|---|")
     for name, make_planner, *settings in samplers:
         try:
             plan = make_planner(lengths, *settings)
         except ImportError as error:
-            print(f"| {name} | left out: {error} | | | |")
+            print(f"| {name} | left out: {error} | | | | |")
             continue
         print_row(name, plan, lengths, capacity)
 

@@ -124,13 +124,6 @@ def _data_bytes(path: str) -> tuple[int, int]:
     return 0, 0  # not a wav
 
 
-def is_silent(samples: np.ndarray) -> bool:
-    """Returns whether samples hardly leave their mean: a constant is silent too."""
-    peak = np.abs(samples).max(initial=0)
-    mean = float(samples.mean())
-    return peak - abs(mean) < SILENT_PEAK
-
-
 def get_stamp(path: str) -> Stamp:
     """Returns a file's stamp. Raises OSError if it cannot be found."""
     status = os.stat(path)
@@ -203,25 +196,27 @@ def check_source(path: str, hparams: HParams) -> tuple[int, Stamp]:
     return n_samples, stamp
 
 
-def read_source(path: str) -> tuple[np.ndarray, int]:
+def read_source(path: str, max_peak: float = 2) -> tuple[np.ndarray, int]:
     """Returns the samples of a sound file of any kind, (n_samples,) float32, with the mean of all
-    channels, and the sampling rate.
+    channels, and the sampling rate. Lossy formats may exceed 1.
 
     Raises:
-        ClipError: they cannot be read, are too large, or all but silent.
+        ClipError: they cannot be read, are not finite, exceed ``max_peak``, or are all but silent.
     """
     try:
         channels, rate = soundfile.read(path, dtype="float32", always_2d=True)
         n_promised = soundfile.info(path).frames
     except (soundfile.LibsndfileError, OSError) as error:
-        message = f"{path}: not readable ({error}); replace it"
+        message = f"{path}: not a readable sound file ({error}); replace it"
         raise ClipError("unreadable", message) from None
     if len(channels) != n_promised:
         message = f"{path}: not as long as its header says; replace it"
         raise ClipError("cut", message)
     peak = np.abs(channels).max(initial=0)
-    if not peak <= 2:  # lossy formats may exceed 1
-        message = f"{path}: has a sample of {peak:g}; scale it down"
+    if not np.isfinite(peak):
+        raise ClipError("not finite", f"{path}: has samples that are not finite; replace it")
+    if peak > max_peak:
+        message = f"{path}: has a sample of {peak:g}, beyond {max_peak:g}; scale it down"
         raise ClipError("loud", message)
     samples = channels.mean(axis=1)
     loudest = channels.std(axis=0).max()
@@ -230,7 +225,7 @@ def read_source(path: str) -> tuple[np.ndarray, int]:
         problem = f"its {n_channels} channels cancel each other out"
         message = f"{path}: {problem}; keep one (sox IN.wav OUT.wav remix 1)"
         raise ClipError("phase", message)
-    if is_silent(samples):
+    if np.abs(samples).max() - abs(samples.mean()) < SILENT_PEAK:  # a constant is silent too
         message = f"{path}: is silent (peak {peak:g}); remove its line"
         raise ClipError("silent", message)
     return samples, rate
@@ -256,6 +251,14 @@ def encode_wav(samples: np.ndarray, rate: int) -> bytes:
     soundfile would not notice that a disk is full."""
     content = io.BytesIO()
     soundfile.write(content, samples, rate, "PCM_16", format="WAV")
+    return content.getvalue()
+
+
+def encode_npy(mel: np.ndarray) -> bytes:
+    """Returns an array as an .npy file. Write it by Python: numpy would not say that a disk is
+    full."""
+    content = io.BytesIO()
+    np.save(content, mel)
     return content.getvalue()
 
 

@@ -9,22 +9,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import mode
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import soundfile
 import torch
 
-from cli import (
-    UTF16_MARKS,
-    UserError,
-    make_folder,
-    pluralize,
-    progress_bar,
-    replace_file,
-    why_not_utf8,
-)
-from corpus.audio import ClipError, Stamp, check_wav, get_stamp, is_silent
+from cli import UserError, make_folder, pluralize, progress_bar, replace_file, why_not_utf8
+from corpus.audio import ClipError, Stamp, check_wav, get_stamp, read_source
 from hparams import HParams
 from text import alphabet, clean_text, spelled, text_to_sequence, unknown_characters
 from text.cleaners import unknown_words
@@ -198,8 +189,8 @@ def read_lines(file: str | Path) -> list[tuple[str, str]]:
         reason = getattr(error, "strerror", error)
         fix = "name another (scripts/prepare_ljspeech.py and prepare_corpus.py write filelists)"
         raise UserError(f"{file}: {reason}; {fix}") from None
-    if content.startswith(UTF16_MARKS):  # other bytes are a problem of their line
-        raise UserError(f"{file}: {why_not_utf8(content)}")
+    if content.startswith(("\udcff\udcfe", "\udcfe\udcff")):  # its byte order marks
+        raise UserError(f"{file}: is UTF-16; save it as UTF-8")
     lines = enumerate(content.split("\n"), start=1)
     return [(f"{file}:{number}", line) for number, line in lines if line.strip()]
 
@@ -365,45 +356,27 @@ def report_unknown_words(clips: Sequence[Clip]) -> None:
 # Samples
 
 
-def read_samples(clip: Clip) -> np.ndarray:
-    """Returns a clip's samples, (n_samples,) float32 in [-1, 1], whatever its sample format.
+def read_samples(clip: Clip, max_peak: float = 1) -> np.ndarray:
+    """Returns a clip's samples, (n_samples,) float32, whatever its sample format.
 
     Raises:
-        ClipError: they are not finite, beyond [-1, 1], or all but silent, or the file has changed
-            since its header was checked.
+        ClipError: as :func:`read_source`, or the file has changed since its header was checked.
     """
-    samples, unreadable, stamp = np.zeros(0, np.float32), None, None
-    try:
-        samples, _ = soundfile.read(clip.path, dtype="float32")
-    except (soundfile.LibsndfileError, OSError) as error:
-        unreadable = error
     with suppress(OSError):
-        stamp = get_stamp(clip.path)
-    peak = float(np.abs(samples).max(initial=0))
-    if stamp != clip.stamp:
-        kind, problem = "changed", "changed or removed since it was checked; run again"
-    elif unreadable:
-        kind, problem = "unreadable", f"not a readable sound file ({unreadable}); replace it"
-    elif not np.isfinite(peak):
-        kind, problem = "not finite", "has samples that are not finite; replace it"
-    elif peak > 1:
-        kind, problem = "loud", f"has a sample of {peak:g}, beyond [-1, 1]; scale it down"
-    elif is_silent(samples):
-        kind, problem = "silent", f"is silent (peak {peak:g}); remove its line"
-    else:
-        return samples
-    raise ClipError(kind, f"{clip.path}: {problem}")
+        if get_stamp(clip.path) == clip.stamp:
+            samples, _ = read_source(clip.path, max_peak)
+            return samples
+    message = f"{clip.path}: changed or removed since it was checked; run again"
+    raise ClipError("changed", message)
 
 
-def check_samples(
-    clips: Sequence[Clip], read: Callable[[Clip], Any] = read_samples
-) -> list[Problem]:
-    """Reads the samples of all ``clips`` by ``read`` and returns the problems that it raises."""
+def check_samples(clips: Sequence[Clip], max_peak: float = 1) -> list[Problem]:
+    """Reads the samples of all ``clips`` and returns the problems that :func:`read_samples` has."""
     problems = []
 
     def check(clip: Clip) -> None:
         with collect_problem(problems, clip.location):
-            read(clip)
+            read_samples(clip, max_peak)
 
     map_in_threads(check, clips, "checking clips")
     return problems

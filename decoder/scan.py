@@ -4,8 +4,8 @@ With teacher forcing, all input frames are known, so everything that does not de
 previous step is a matrix product over many frames. Two recurrences remain, each an
 ``autograd.Function`` without parameters of its own:
 
-    lstm     an LSTM with dropout of the state that it carries on (``nn.LSTM`` cannot do this)
-    attend   an LSTM and location-sensitive attention, each feeding the other
+    _LSTM     an LSTM with dropout of the state that it carries on (``nn.LSTM`` cannot do this)
+    _Attend   an LSTM and location-sensitive attention, each feeding the other
 
 :func:`decode` is the second and, on its outputs, the first. Each has a loop forward and a loop
 backward, four classes whose ``run`` does a few consecutive steps on slices of the full tensors; on
@@ -39,29 +39,6 @@ from decoder.products import Product, multiply, weight_gradient
 B_MULTIPLE, T_IN_MULTIPLE = 8, 32
 
 
-def lstm(
-    x: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias: Tensor,
-    mask: Tensor | None = None,
-    scale: float = 1.0,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Runs an LSTM from a zero state, which carries on its dropped-out output.
-
-    Args:
-        x: (T, B, D)
-        weight_ih, weight_hh, bias: (4H, D), (4H, H), (4H,), gates in PyTorch's order
-        mask: (T, B, H) booleans, the hidden states to keep, which are multiplied by ``scale``
-        dtype: for products with LSTM weights; None: the input's
-
-    Returns:
-        (T, B, H)
-    """
-    return _LSTM.apply(x, weight_ih, weight_hh, bias, mask, scale, dtype or x.dtype)
-
-
 def decode(
     x: Tensor,
     memory: Tensor,
@@ -81,35 +58,36 @@ def decode(
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs an LSTM that reads the last context, attention with its output as the query, and an LSTM
-    that reads both.
+    that reads both. They start from zero states, and carry on their dropped-out outputs.
 
     Args:
         x: (T, B, D), the first LSTM's inputs without the context
         memory: (B, T_in, E)
         keys: (B, T_in, A)
         padding: (B, T_in), True beyond a text's end
-        weight_ih: (4H, D)
+        weight_ih: (4H, D), gates in PyTorch's order, as in all that have 4H
         recurrent: (4H, H + E), weights of the hidden state and the context
         bias: (4H,)
         query: (A, H)
         location: (A, 2, W), filters over the last weights and over their sum so far
         v: (A,)
-        lstm_ih, lstm_hh, lstm_bias: the second LSTM's, as for :func:`lstm`, with D = H + E
-        masks, scales: of the first and of the second LSTM, as for :func:`lstm`
-        dtype: as for :func:`lstm`
+        lstm_ih, lstm_hh, lstm_bias: (4H, H + E), (4H, H), (4H,), the second LSTM's
+        masks: (T, B, H) booleans, the hidden states of the first and the second LSTM to keep
+        scales: what the hidden states that are kept are multiplied by
+        dtype: for products with LSTM weights; None: the input's
 
     Returns:
         the second LSTM's hidden state (T, B, H); the context (T, B, E); the attention weights
         (T, B, T_in)
     """
-    B, T_in, _ = memory.shape
+    (B, T_in, _), dtype = memory.shape, dtype or x.dtype
     if graphs.usable(x.device):
         x, memory, keys, padding, masks = _rounded_up(x, memory, keys, padding, masks)
     features, context, weights = _Attend.apply(
         x, memory, keys, padding, weight_ih, recurrent, bias, query, location, v,
-        masks[0], scales[0], dtype or x.dtype,
+        masks[0], scales[0], dtype,
     )  # fmt: skip
-    hidden = lstm(features, lstm_ih, lstm_hh, lstm_bias, masks[1], scales[1], dtype)
+    hidden = _LSTM.apply(features, lstm_ih, lstm_hh, lstm_bias, masks[1], scales[1], dtype)
     return hidden[:, :B], context[:, :B], weights[:, :B, :T_in]
 
 

@@ -41,7 +41,7 @@ from cli import (
     replace_file,
     seed,
 )
-from corpus.audio import encode_wav
+from corpus.audio import encode_npy, encode_wav
 from corpus.clips import check_text, load_clips, read_lines, report_unknown_characters
 from data_utils import MelDataset, load_ahead, open_mels
 from hparams import HParams
@@ -215,11 +215,11 @@ def write_speech(
     alignments = [piece.alignment for piece in pieces]
     symbols = [symbol for piece in pieces for symbol in piece.symbols]
     figure = draw_speech(alignments, mel, text, symbols, hop_seconds, pause)
-    npy, png = io.BytesIO(), io.BytesIO()
-    np.save(npy, mel.numpy())
+    png = io.BytesIO()
     figure.savefig(png, format="png")
     wav = encode_wav(np.concatenate(sounds), hparams.sampling_rate)
-    for suffix, content in ("wav", wav), ("npy", npy.getvalue()), ("png", png.getvalue()):
+    npy = encode_npy(mel.numpy())
+    for suffix, content in ("wav", wav), ("npy", npy), ("png", png.getvalue()):
         with replace_file(Path(f"{stem}.{suffix}")) as file:
             file.write(content)
     seconds = mel.size(1) * hop_seconds
@@ -260,7 +260,7 @@ def predict_mels(model: Tacotron2, args: argparse.Namespace) -> None:
             if not args.as_predicted:
                 mel = restore_variance(mel, model.variance_gain.cpu())
             with replace_file(folder / f"{Path(clips[i].path).stem}.npy") as file:
-                np.save(file, mel.numpy())
+                file.write(encode_npy(mel.numpy()))
     print(f"{folder}: mels of {len(clips):,} clips")
 
 

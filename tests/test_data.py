@@ -1,6 +1,7 @@
 """From filelists to batches: both sets of clips, the capacity, padding, and loading ahead."""
 
 import re
+import resource
 import shutil
 import threading
 from dataclasses import replace
@@ -159,6 +160,20 @@ def test_a_file_that_changes_while_training_is_named(hparams, clips, change):
         path.write_bytes(content if change == "replaced" else content[: len(content) // 2])
     with pytest.raises(UserError, match=f"^{path}: changed or removed .*; run again[^\n]*$"):
         list(load_ahead(data, batches))
+
+
+def test_a_full_disk_is_named_when_mels_are_cached(hparams, clips, tmp_path):
+    """Here the size of files is limited."""
+    hparams = replace(hparams, mel_cache_dir=str(tmp_path / "mels"))
+    (tmp_path / "mels").mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            data_utils.MelCache(hparams).save(clips[0], np.zeros((80, 100), np.float32))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not [*(tmp_path / "mels").iterdir()]
 
 
 def test_validation_batches_depend_on_no_batching_setting(settings, clips):
