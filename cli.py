@@ -48,6 +48,9 @@ def exit_on_user_error(
         reports: whether this process prints the message.
         end: ends the process with the exit status.
     """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: the next file that is opened would get its number
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115, until the process ends
     # Log files get each line at once. Characters that their encoding lacks are escaped.
     if hasattr(sys.stdout, "reconfigure"):  # not in a notebook
         sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")

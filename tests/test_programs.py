@@ -43,6 +43,13 @@ def test_all_programs_run_without_docstrings_a_stream_or_a_home(tmp_path):
         assert f"{program} 0 True True\n" in ended.stderr
 
 
+def test_what_a_program_opens_never_gets_the_number_of_a_closed_stream():
+    code = "import cli, os, sys; cli.exit_on_user_error(lambda: sys.exit(os.dup(os.open('/', 0))))"
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        ended = subprocess.run(["sh", "-c", f'"$0" -c "{code}" {closed}', sys.executable], cwd=ROOT)
+        assert 3 < ended.returncode < 20, closed
+
+
 # Paths
 
 
