@@ -204,8 +204,9 @@ def read_source(path: str, max_peak: float = 2) -> tuple[np.ndarray, int]:
         ClipError: they cannot be read, are not finite, exceed ``max_peak``, or are all but silent.
     """
     try:
-        channels, rate = soundfile.read(path, dtype="float32", always_2d=True)
-        n_promised = soundfile.info(path).frames
+        with soundfile.SoundFile(path) as sound:
+            rate, n_promised = sound.samplerate, sound.frames
+            channels = sound.read(dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
         message = f"{path}: not a readable sound file ({error}); replace it"
         raise ClipError("unreadable", message) from None
