@@ -24,10 +24,12 @@ from scripts.results import PAPER, markdown
 
 FOLDER = Path(__file__).resolve().parent
 PLANNED = "RAND → SSB-BR, RAND → SSB-DBS-BR, SSB-BR → SSB-DBS-BR"  # of rates and same_time
-MEASURES = {  # of same_time: their columns, whether changes are ratios, and the digits shown
+# Of same_time: their columns, whether changes are ratios (None: seeds had different processors, so
+# there are none), and the digits shown
+MEASURES = {
     "masked loss": ("masked_loss", True, 3),
     "MCD (dB)": ("MCD (dB)", False, 2),
-    "hours": ("hours", True, 2),
+    "hours": ("hours", None, 2),
     "failures": ("any of these %", False, 1),
     "words misheard %": ("misheard", False, 1),
     "opinion": ("opinion", False, 2),
@@ -53,7 +55,8 @@ SHARED_START = {  # series whose seeds share a start: file and loss
 }
 # Of the series rates: an epoch is on the plateau if its training loss over real frames is above the
 # level, and more than this part of the one before. Rates tie if their losses are within a ratio.
-PLATEAU_LEVEL, PLATEAU_RATIO, TIE = 2.2, 0.9, 1.01
+# At higher rates than STABLE, most runs stay on the plateau.
+PLATEAU_LEVEL, PLATEAU_RATIO, TIE, STABLE = 2.2, 0.9, 1.01, 2e-3
 
 
 def fit(values: pd.Series, by_seed: bool) -> tuple[pd.DataFrame, np.ndarray, float, float]:
@@ -124,6 +127,8 @@ def print_same_time() -> None:
     for pair in pairs:
         rows.append({"from → to": pair})
         for name, (_, ratio, digits) in MEASURES.items():
+            if ratio is None:
+                continue
             n_joint = len(pairs) * len(PRIMARY) if name in PRIMARY else 1
             result = change(runs[name], pair, n_joint, ratio)
             rows[-1][name] = shown(result, digits=1 if ratio else digits)
@@ -132,7 +137,7 @@ def print_same_time() -> None:
             seeds = ", ".join(f"{value:.{digits}f}" for value in values)
             table.loc[arm, name] = f"{seeds}: {values.mean():.{digits}f}"
     print_table("same_time: each seed's, and means", table.reset_index())
-    print_table("same_time: changes, in % of losses and hours", pd.DataFrame(rows))
+    print_table("same_time: changes, in % of losses", pd.DataFrame(rows))
     print(f"\nIntervals of {' and '.join(PRIMARY)} hold jointly, all others alone.")
 
 
@@ -156,29 +161,27 @@ def read_rates() -> pd.DataFrame:
     return runs.assign(plateau=runs.plateau.str.split().str.join(" ").replace("", "none"))
 
 
-def changes(losses: pd.Series, pairs: str) -> dict[str, str]:
-    """Returns changes of losses by arm and seed, in percent, with intervals that hold jointly and
-    have the spread of the arms in ``pairs``."""
-    losses = losses[losses.index.isin(pairs.replace(", ", " → ").split(" → "), "arm")]
-    pairs = pairs.split(", ")
-    return {pair: shown(change(losses, pair, len(pairs))) for pair in pairs}
-
-
 def print_rates(runs: pd.DataFrame) -> None:
     """Prints means over the seeds, and changes at each rate and with each arm at its rate: the
-    lowest that ties with that of the lowest loss."""
-    groups, losses = runs.groupby(["arm", "rate"]), runs.masked_loss
+    lowest that ties with that of the lowest loss. Intervals have the spread of all stable runs."""
+    groups = runs.groupby(["arm", "rate"])
     table = groups.mean(numeric_only=True)  # sorted
     ties = table[table.masked_loss <= TIE * table.groupby("arm").masked_loss.transform("min")]
     taken = ties.groupby("arm").head(1).index
     table = table.assign(plateau=groups.plateau.agg(", ".join), seeds=groups.size())
     table["taken"] = np.where(table.index.isin(taken), "yes", "")
     print_table("rates: means over the seeds", table.round(3).reset_index())
-    at_rate = {f"{rate:g}": loss.droplevel("rate") for rate, loss in losses.groupby("rate")}
-    at_rate["its own"] = losses[losses.index.droplevel("seed").isin(taken)].droplevel("rate")
+    stable = runs.reset_index().query("rate <= @STABLE")
+    arms = stable.arm + stable.rate.map(" {:g}".format)
+    losses = stable.assign(arm=arms).set_index(["arm", "seed"]).masked_loss
+    rates = {f"{rate:g}": dict.fromkeys(stable.arm, rate) for rate in sorted({*stable.rate})}
     rows = []
-    for rate, loss in at_rate.items():
-        rows.append({"rate": rate} | changes(loss, PLANNED) | changes(loss, PADDING))
+    for name, rate in (rates | {"its own": dict(taken)}).items():
+        rows.append({"rate": name})
+        for pairs in (PLANNED.split(", "), PADDING.split(", ")):
+            for pair in pairs:
+                before, after = (f"{arm} {rate[arm]:g}" for arm in pair.split(" → "))
+                rows[-1][pair] = shown(change(losses, f"{before} → {after}", len(pairs)))
     print_table("rates and padding: changes of the masked loss in %", pd.DataFrame(rows))
 
 
@@ -250,9 +253,6 @@ def main(figures: Path = FOLDER) -> None:
     print_rates(rates)
     draw_rates(rates.loc[["RAND", "SSB-BR", "SSB-DBS-BR"]], figures / "rates.png")
     print_table("Kathleen's recordings", pd.read_csv(FOLDER / "heard.csv").head(1))
-    losses = np.log(final_losses("table2", "loss").unstack("arm"))
-    spread = losses.drop(columns="RAND").sub(losses.RAND, axis=0).var().mean() ** 0.5
-    print(f"\nA change of one seed, on the voice: ±{196 * spread:.1f} points")
     batches = pd.read_csv(FOLDER / "table2.csv").groupby("experiment").n_batches.mean()
     print("Batches an epoch, on the voice:", batches.round(1).to_dict())
     print_table("The paper's comparisons: VL3 in %, intervals jointly", paper_comparisons())
