@@ -169,8 +169,7 @@ def split_line(line: str, separator: str) -> list[str]:
     """Returns a line's fields. Quotes are CSV's if the line is well-formed; else they are text, as
     where a speech goes on in the next line."""
     with suppress(csv.Error):
-        if separator in ",;":
-            return next(csv.reader([line], delimiter=separator, strict=True))
+        return next(csv.reader([line], delimiter=separator, strict=True))
     return line.split(separator)
 
 

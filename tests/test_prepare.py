@@ -78,7 +78,7 @@ LAYOUTS = [  # a sound, where its text is, the header and the lines there, the s
     ("wavs/{}.wav", "metadata.csv", "", "{0}|No. {0}|Text,  {0}", ""),
     ("wav/{}.flac", "metadata.csv", "file_name,transcription", 'wav/{0}.flac,"Text, {0}"', ""),
     ("{}.flac", "metadata.txt", "ID|text|normalised text", "{0}.wav|Text|Text, {0}", ""),
-    ("a/U\u0308{}.wav", "t.tsv", "client_id\tpath\tsentence", "a1\tÜ{0}.mp3\tText, {0}", ""),
+    ("a/U\u0308{}.wav", "t.tsv", "client_id\tpath\tsentence", 'a1\tÜ{0}.mp3\t"Text, {0}"', ""),
     ("wavs/{}.WAV", "t.txt", "0.wav|Of bob.|bob", "D:\\c\\wavs\\{0}.WAV|Text, {0}|ann", "ann"),
     ("c/{}.wav", "a.jsonl", "", '{{"a": "/x/c/{0}.mp3", "s": 1.{0}, "text": "Text, {0}"}}', ""),
     ("deep/er/{}.flac", "deep/er/{}.txt", "", "Text,\n{}", ""),
