@@ -9,9 +9,10 @@
 #     bash docs/results/experiments.sh table2      # the paper's ten experiments
 #     bash docs/results/experiments.sh reader      # voices/kathleen.pt
 #
-# All train on the voice of corpus. Of one core with AVX-512, rates and same_time take 2.5 hours a seed, padding 1 and
-# the others 2 to 4. Of rates, padding, same_time and table2, a second argument names the seeds, so that two calls can
-# use two cores: start the second once the first one trains. The runs are in runs/SERIES.
+# All train on the voice of corpus. Of an idle core of an AMD EPYC of family 26, rates and same_time take 2.5 hours a
+# seed, padding 1 and the others 2 to 4; one of family 25 takes twice as long. Of rates, padding, same_time and table2 a
+# second argument names the seeds, so that two calls can use two cores: start the second once the first one trains. The
+# runs are in runs/SERIES.
 set -euo pipefail
 here=$PWD  # where DIR starts
 cd "$(dirname "$0")/../.."
