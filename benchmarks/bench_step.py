@@ -6,6 +6,7 @@ columns of measured times in docs/results/appendix.md.
     python benchmarks/bench_step.py --nvidia nvidia --batch_sizes 16 48 --frames 400
     python benchmarks/bench_step.py --implementations scan --epoch --batchings all --batches 5
     python benchmarks/bench_step.py --implementations scan scan+bf16 --profile
+    python benchmarks/bench_step.py --nvidia nvidia --gradients
 
 Implementations: nvidia is the model of NVIDIA's repository, if --nvidia names a clone of it;
 reference (a readable loop like NVIDIA's) and scan are the decoder setting; eager is scan without
@@ -19,6 +20,10 @@ frames and a character every four; the times are medians.
 With --profile, it says where the time goes, on a CPU: for each product, M x K x N for (M, K) by
 (K, N), how near its speed comes to the fastest of that implementation. A number before that counts
 products: a batch's, or two in the backward of a convolution. "Python" is outside of operators.
+
+With --gradients, it compares those of a batch with padding, without dropout and from the same
+weights: the largest differences from the first implementation's, as parts of a gradient's largest
+element.
 
 With --epoch, lengths are LJSpeech's, and a step includes clipping and Adam. Every round plans
 another epoch, and epochs take turns in an order that rotates. Times are means over the rounds; with
@@ -264,6 +269,28 @@ def bench_shapes(args: Namespace) -> None:
             print(f"| {size} | {name} | {times} | {base.both / cost.both:.2f} | {memory} |")
 
 
+def bench_gradients(args: Namespace) -> None:
+    """Compares the gradients of a batch of clips of T to T / 2 frames."""
+    nn.functional.dropout = lambda x, *_, **__: x  # NVIDIA's rates are no settings
+    parts = "encoder", "attention", "decoder", "prenet", "postnet"
+    overrides = ",".join([args.hparams, *(f"p_{part}_dropout=0" for part in parts)])
+    frames = np.linspace(args.frames[0], args.frames[0] // 2, args.batch_sizes[0]).astype(int)
+    expected = weights = None
+    for name in args.implementations:
+        trainer = Trainer(name, overrides, False, args.nvidia)
+        model = getattr(trainer.model, "model", trainer.model)  # NVIDIA's is inside
+        weights = weights or model.state_dict()
+        model.load_state_dict(weights, strict=False)  # NVIDIA's has no variance_gain
+        torch.manual_seed(0)
+        trainer.step(((frames // 4).tolist(), frames.tolist()))
+        # But of biases before batch norm, whose gradients are 0 but for rounding.
+        ours = {key: p.grad for key, p in model.named_parameters() if ".conv.bias" not in key}
+        expected = expected or ours
+        errors = [(ours[k] - expected[k]).abs().max() / expected[k].abs().max() for k in ours]
+        largest = sorted(zip(errors, ours, strict=True), reverse=True)[:3]
+        print(f"{name}: " + ", ".join(f"{error:.1g} of {key}" for error, key in largest))
+
+
 def epoch_shapes(
     characters: np.ndarray, frames: np.ndarray, batching: str, epoch: int, n_batches: int | None
 ) -> tuple[list[Shape], float]:
@@ -322,6 +349,7 @@ def main() -> None:
     add("--rounds", type=positive, default=20 if cuda else 3, help="timed steps, or epochs")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the model")
     add("--epoch", action="store_true", help="time an epoch of LJSpeech")
+    add("--gradients", action="store_true", help="compare gradients")
     add("--profile", action="store_true", help="say where the time goes, on a CPU")
     add("--batchings", nargs="+", default=["RAND", "SSB-DBS-BR"], metavar="NAME", help="or all")
     add("--batches", type=positive, metavar="N", help="of --epoch: time only N, of all sizes")
@@ -342,7 +370,7 @@ def main() -> None:
     device = device_name(torch.device("cuda" if cuda else "cpu"))
     print(f"{device}; {torch.get_num_threads()} threads; PyTorch {torch.__version__}")
     benchmark = bench_operators if args.profile else bench_epoch if args.epoch else bench_shapes
-    benchmark(args)
+    (bench_gradients if args.gradients else benchmark)(args)
 
 
 if __name__ == "__main__":

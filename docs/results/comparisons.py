@@ -8,6 +8,7 @@ corpus, split and model.
 """
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,13 @@ def print_rates(runs: pd.DataFrame) -> None:
                 before, after = (f"{arm} {rate[arm]:g}" for arm in pair.split(" → "))
                 rows[-1][pair] = shown(change(losses, f"{before} → {after}", len(pairs)))
     print_table("rates and padding: changes of the masked loss in %", pd.DataFrame(rows))
+    rows = []
+    for arm in ("RAND", "SSB-BR", "SSB-DBS-BR"):
+        rows.append({"arm": arm})
+        for low, high in pairwise(sorted({*stable.rate})):
+            result = change(losses, f"{arm} {low:g} → {arm} {high:g}", 2)
+            rows[-1][f"{low:g} → {high:g}"] = shown(result)
+    print_table("rates: changes of the masked loss in % from rate to rate", pd.DataFrame(rows))
 
 
 def draw_rates(runs: pd.DataFrame, path: Path) -> None:
