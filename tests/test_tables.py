@@ -80,9 +80,9 @@ def test_every_line_is_a_clip_or_a_problem(texts, separator, has_header, quoted)
 
 def test_a_quote_that_does_not_close_stays_in_its_line():
     texts = ['"I do not know', 'what you mean," he said.', '"Well; yes."']
-    for separator, last in ((";", "Well; yes."), ("|", '"Well; yes."')):
+    for separator in ";|\t":
         content = join(NAMES, texts, separator=separator)
-        assert read_texts(content * 1000) == [*texts[:2], last] * 1000
+        assert read_texts(content * 1000) == [*texts[:2], "Well; yes."] * 1000
 
 
 @given(st.permutations(["audio", "text", "seconds", "a"]), st.lists(st.sampled_from("bcd")))
