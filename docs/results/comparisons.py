@@ -260,7 +260,9 @@ def main(figures: Path = FOLDER) -> None:
     rates = read_rates()
     print_rates(rates)
     draw_rates(rates.loc[["RAND", "SSB-BR", "SSB-DBS-BR"]], figures / "rates.png")
-    print_table("Kathleen's recordings", pd.read_csv(FOLDER / "heard.csv").head(1))
+    heard = pd.read_csv(FOLDER / "heard.csv", index_col="speech")
+    means = heard.groupby(lambda name: name.partition(",")[0]).mean()  # over seeds
+    print_table("Heard", means.loc[["recordings", "voices/kathleen.pt"]].round(2).reset_index())
     batches = pd.read_csv(FOLDER / "table2.csv").groupby("experiment").n_batches.mean()
     print("Batches an epoch, on the voice:", batches.round(1).to_dict())
     print_table("The paper's comparisons: VL3 in %, intervals jointly", paper_comparisons())
