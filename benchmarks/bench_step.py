@@ -349,7 +349,7 @@ def main() -> None:
     add("--rounds", type=positive, default=20 if cuda else 3, help="timed steps, or epochs")
     add("--hparams", default="", metavar="NAME=VALUE,...", help="settings of the model")
     add("--epoch", action="store_true", help="time an epoch of LJSpeech")
-    add("--gradients", action="store_true", help="compare gradients")
+    add("--gradients", action="store_true", help="compare gradients, not times")
     add("--profile", action="store_true", help="say where the time goes, on a CPU")
     add("--batchings", nargs="+", default=["RAND", "SSB-DBS-BR"], metavar="NAME", help="or all")
     add("--batches", type=positive, metavar="N", help="of --epoch: time only N, of all sizes")
@@ -369,8 +369,14 @@ def main() -> None:
         raise UserError("--profile: it is of a CPU; hide the GPU with CUDA_VISIBLE_DEVICES=''")
     device = device_name(torch.device("cuda" if cuda else "cpu"))
     print(f"{device}; {torch.get_num_threads()} threads; PyTorch {torch.__version__}")
-    benchmark = bench_operators if args.profile else bench_epoch if args.epoch else bench_shapes
-    (bench_gradients if args.gradients else benchmark)(args)
+    if args.gradients:
+        bench_gradients(args)
+    elif args.profile:
+        bench_operators(args)
+    elif args.epoch:
+        bench_epoch(args)
+    else:
+        bench_shapes(args)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from scripts.plot_batching import COLOURS
 from scripts.results import PAPER, markdown
 
 FOLDER = Path(__file__).resolve().parent
+ARMS = ["RAND", "SSB-BR", "SSB-DBS-BR"]
 PLANNED = "RAND → SSB-BR, RAND → SSB-DBS-BR, SSB-BR → SSB-DBS-BR"  # of rates and same_time
 # Of same_time: their columns, whether changes are ratios (None: seeds had different processors, so
 # there are none), and the digits shown
@@ -185,7 +186,7 @@ def print_rates(runs: pd.DataFrame) -> None:
                 rows[-1][pair] = shown(change(losses, f"{before} → {after}", len(pairs)))
     print_table("rates and padding: changes of the masked loss in %", pd.DataFrame(rows))
     rows = []
-    for arm in ("RAND", "SSB-BR", "SSB-DBS-BR"):
+    for arm in ARMS:
         rows.append({"arm": arm})
         for low, high in pairwise(sorted({*stable.rate})):
             result = change(losses, f"{arm} {low:g} → {arm} {high:g}", 2)
@@ -259,10 +260,10 @@ def main(figures: Path = FOLDER) -> None:
     print_same_time()
     rates = read_rates()
     print_rates(rates)
-    draw_rates(rates.loc[["RAND", "SSB-BR", "SSB-DBS-BR"]], figures / "rates.png")
+    draw_rates(rates.loc[ARMS], figures / "rates.png")
     heard = pd.read_csv(FOLDER / "heard.csv", index_col="speech")
     means = heard.groupby(lambda name: name.partition(",")[0]).mean()  # over seeds
-    print_table("Heard", means.loc[["recordings", "voices/kathleen.pt"]].round(2).reset_index())
+    print_table("As heard", means.loc[["recordings", "voices/kathleen.pt"]].round(2).reset_index())
     batches = pd.read_csv(FOLDER / "table2.csv").groupby("experiment").n_batches.mean()
     print("Batches an epoch, on the voice:", batches.round(1).to_dict())
     print_table("The paper's comparisons: VL3 in %, intervals jointly", paper_comparisons())
