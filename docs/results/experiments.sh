@@ -71,10 +71,10 @@ rates() {  # SEEDS: equal epochs
 }
 
 padding() {  # SEEDS: as rates, at the rate of both arms, without what padding does, or with more of it
-    local arm patch experiment folder
+    local arm patch experiment loss folder
     mkdir -p runs/code mel_cache
-    for arm in step,RAND step,SSB-BR batches,SSB-BR; do
-        IFS=, read -r patch experiment <<< "$arm"
+    for arm in step,RAND,masked step,SSB-BR,masked batches,SSB-BR,padded; do
+        IFS=, read -r patch experiment loss <<< "$arm"
         folder=runs/code/$patch  # this commit with the patch
         if [ ! -e $folder ]; then
             git worktree add -q --detach $folder
@@ -84,7 +84,7 @@ padding() {  # SEEDS: as rates, at the rate of both arms, without what padding d
         fi
         for seed in ${seeds:-0 1000 2000}; do
             (cd $folder &&
-                run runs/padding/$patch $experiment --preset nvidia --hparams "$fair,epochs=12,learning_rate=1e-3")
+                run runs/padding/$patch $experiment --preset nvidia --hparams "$fair,epochs=12,learning_rate=1e-3,loss=$loss")
         done
     done
 }
