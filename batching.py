@@ -23,6 +23,7 @@ length; batch capacity, base batch size x longest length.
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -452,18 +453,20 @@ class EpochBatchSampler:
         """Resumes after the batches that were done, at the next epoch if those were all.
 
         Raises:
-            ValueError: the state is of other lengths, settings or replicas.
+            ValueError: the state is of other lengths, settings or replicas. Nothing has changed.
         """
-        self.set_epoch(state["epoch"])
-        if state["checksum"] != self._checksum():
+        loaded = copy(self)
+        loaded.set_epoch(state["epoch"])
+        if state["checksum"] != loaded._checksum():
             raise ValueError(
                 f"the state after batch {state['batch']} of epoch {state['epoch']} is of other "
                 "lengths, settings or replicas: use the same, or start anew"
             )
-        if state["batch"] == len(self.steps):
-            self.set_epoch(state["epoch"] + 1)
+        if state["batch"] == len(loaded.steps):
+            loaded.set_epoch(state["epoch"] + 1)
         else:
-            self.start_at(state["epoch"], state["batch"])
+            loaded.start_at(state["epoch"], state["batch"])
+        vars(self).update(vars(loaded))
 
     def _checksum(self) -> int:
         """Tells the batches of this epoch from others. It is computed once, since a loader may save
