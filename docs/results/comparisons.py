@@ -26,6 +26,8 @@ from scripts.results import PAPER, markdown
 FOLDER = Path(__file__).resolve().parent
 ARMS = ["RAND", "SSB-BR", "SSB-DBS-BR"]
 PLANNED = "RAND → SSB-BR, RAND → SSB-DBS-BR, SSB-BR → SSB-DBS-BR"  # of rates and same_time
+# Of same_time, added later: SSB-DBS-BR at the default rate
+ADDED = "RAND → SSB-DBS-BR-1e-3, SSB-BR → SSB-DBS-BR-1e-3, SSB-DBS-BR → SSB-DBS-BR-1e-3"
 # Of same_time: their columns, whether changes are ratios (None: seeds had different processors, so
 # there are none), and the digits shown
 MEASURES = {
@@ -105,7 +107,8 @@ def shown(change: np.ndarray, digits: int = 1) -> str:
 
 def read_runs(file: str) -> DataFrameGroupBy:
     """Reads records by arm and seed."""
-    records = pd.read_csv(FOLDER / file).rename(columns={"experiment": "arm"})
+    records = pd.read_csv(FOLDER / file)
+    records["arm"] = records.experiment + records.part.str.replace(r"epochs\d+", "", regex=True)
     return records.groupby(["arm", "seed"])
 
 
@@ -126,13 +129,15 @@ def print_same_time() -> None:
     runs = measure()
     table = runs.groupby("arm")[["epoch", "learning_rate"]].max()
     pairs, rows = PLANNED.split(", "), []
-    for pair in pairs:
+    for pair in (*pairs, *ADDED.split(", ")):
         rows.append({"from → to": pair})
         for name, (_, ratio, digits) in MEASURES.items():
             if ratio is None:
                 continue
-            n_joint = len(pairs) * len(PRIMARY) if name in PRIMARY else 1
-            result = change(runs[name], pair, n_joint, ratio)
+            planned = pair in pairs
+            n_joint = len(pairs) * len(PRIMARY) if planned and name in PRIMARY else 1
+            values = runs.loc[ARMS] if planned else runs
+            result = change(values[name], pair, n_joint, ratio)
             rows[-1][name] = shown(result, digits=1 if ratio else digits)
     for name, (_, _, digits) in MEASURES.items():
         for arm, values in runs[name].dropna().groupby("arm"):
@@ -140,7 +145,7 @@ def print_same_time() -> None:
             table.loc[arm, name] = f"{seeds}: {values.mean():.{digits}f}"
     print_table("same_time: each seed's, and means", table.reset_index())
     print_table("same_time: changes, in % of losses", pd.DataFrame(rows))
-    print(f"\nIntervals of {' and '.join(PRIMARY)} hold jointly, all others alone.")
+    print(f"\nPlanned intervals of {' and '.join(PRIMARY)} hold jointly, all others alone.")
 
 
 # The series rates, and padding, which compares with its runs at 1e-3

@@ -99,15 +99,16 @@ predicted() {  # same_time's epochs, on an idle core: three rounds, in an order 
 }
 
 # Each arm at its rate of the series rates. Their epochs take equal times by predicted, on an AMD EPYC of family 26: 1.21
-# minutes an epoch of RAND, 0.96 of SSB-BR and 0.83 of SSB-DBS-BR, and 0.06 more for validating and saving.
+# minutes an epoch of RAND, 0.96 of SSB-BR and 0.83 of SSB-DBS-BR, and 0.06 more for validating and saving. The last arm
+# was added when the others of two seeds had ended.
 same_time() {  # SEEDS
-    local arms=(RAND,40,1e-3 SSB-BR,50,1e-3 SSB-DBS-BR,57,2e-3) i experiment epochs rate folder
+    local arms=(RAND,40,1e-3 SSB-BR,50,1e-3 SSB-DBS-BR,57,2e-3 SSB-DBS-BR,57-1e-3,1e-3) i experiment part rate folder
     for seed in ${seeds:-0 1000 2000 3000 4000 5000}; do
-        for i in 0 1 2; do
-            IFS=, read -r experiment epochs rate <<< "${arms[(i + seed / 1000) % 3]}"
-            run runs/same_time/epochs$epochs $experiment --preset nvidia --hparams \
-                "$fair,epochs=$epochs,learning_rate=$rate"
-            folder=runs/same_time/epochs$epochs/$experiment/seed$seed
+        for i in 0 1 2 3; do
+            IFS=, read -r experiment part rate <<< "${arms[(i + seed / 1000) % 4]}"
+            run runs/same_time/epochs$part $experiment --preset nvidia --hparams \
+                "$fair,epochs=${part%%-*},learning_rate=$rate"
+            folder=runs/same_time/epochs$part/$experiment/seed$seed
             for speech in 0 1 2 3; do  # seeds of the prenet's dropout
                 [ -e $folder/speech${speech}_clips.csv ] ||
                     "$PYTHON" scripts/evaluate.py -c $folder --seed $speech -o $folder/speech$speech
