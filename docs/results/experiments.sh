@@ -9,8 +9,8 @@
 #     bash docs/results/experiments.sh table2      # the paper's ten experiments
 #     bash docs/results/experiments.sh reader      # voices/kathleen.pt
 #
-# All train on the voice of corpus. Of an idle core of an AMD EPYC of family 26, rates and same_time take 2.5 hours a
-# seed, padding 1 and the others 2 to 4; one of family 25 takes twice as long. Of rates, padding, same_time and table2 a
+# All train on the voice of corpus. Of an idle core of an AMD EPYC of family 26, rates takes 2.5 hours a seed, same_time
+# 3.5, padding 1 and the others 2 to 4; one of family 25 takes twice as long. Of rates, padding, same_time and table2 a
 # second argument names the seeds, so that two calls can use two cores: start the second once the first one trains. The
 # runs are in runs/SERIES.
 set -euo pipefail
@@ -98,9 +98,9 @@ predicted() {  # same_time's epochs, on an idle core: three rounds, in an order 
     done
 }
 
-# Each arm at its rate of the series rates. Their epochs take equal times by predicted, on an AMD EPYC of family 26: 1.21
-# minutes an epoch of RAND, 0.96 of SSB-BR and 0.83 of SSB-DBS-BR, and 0.06 more for validating and saving. The last arm
-# was added when the others of two seeds had ended.
+# Each arm at its rate of the series rates; the last one was added later. Their epochs take equal times by predicted, on
+# an AMD EPYC of family 26: 1.21 minutes an epoch of RAND, 0.96 of SSB-BR and 0.83 of SSB-DBS-BR, and 0.06 more for
+# validating and saving.
 same_time() {  # SEEDS
     local arms=(RAND,40,1e-3 SSB-BR,50,1e-3 SSB-DBS-BR,57,2e-3 SSB-DBS-BR,57-1e-3,1e-3) i experiment part rate folder
     for seed in ${seeds:-0 1000 2000 3000 4000 5000}; do
