@@ -20,7 +20,7 @@ symbols_embedding_dim=128,encoder_embedding_dim=128,prenet_dim=128,attention_rnn
 attention_dim=32,attention_location_n_filters=8,attention_location_kernel_size=15,\
 decoder_rnn_dim=128,postnet_embedding_dim=128"
 
-echo "(two runs of two to five minutes each; if stopped, run the same command again to resume)"
+echo "(two runs of one to five minutes each; if stopped, run the same command again to resume)"
 echo "== RAND: random batches of 8"
 "$PYTHON" train.py -o runs/demo/RAND --resume --hparams "$settings,batching=RAND"
 echo "== SSB-DBS-BR: semi-sorted batches of dynamic size, in random order"
