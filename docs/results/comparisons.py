@@ -143,7 +143,7 @@ def print_same_time() -> None:
         for arm, values in runs[name].dropna().groupby("arm"):
             seeds = ", ".join(f"{value:.{digits}f}" for value in values)
             table.loc[arm, name] = f"{seeds}: {values.mean():.{digits}f}"
-    print_table("same_time: each seed's, and means", table.reset_index())
+    print_table("same_time: each seed's, and means", table.fillna("").reset_index())
     print_table("same_time: changes, in % of losses", pd.DataFrame(rows))
     print(f"\nPlanned intervals of {' and '.join(PRIMARY)} hold jointly, all others alone.")
 
