@@ -151,7 +151,9 @@ class HParams:
     max_decoder_steps: int = _above_0(1000, "inference cuts a clip off after this many steps")
 
     # Optimisation
-    learning_rate: float = _above_0(1e-3, "Adam's; 2e-3 may suit SSB-DBS-BR (docs/results.md)")
+    learning_rate: float = _above_0(
+        1e-3, "Adam's; 2e-3 may suit short runs of SSB-DBS-BR (docs/results.md)"
+    )
     learning_rate_decay: float = _setting(
         0.0,
         "the learning rate falls to 0 over this last share of epochs or hours",

@@ -131,13 +131,13 @@ def print_same_time() -> None:
     pairs, rows = PLANNED.split(", "), []
     for pair in (*pairs, *ADDED.split(", ")):
         rows.append({"from → to": pair})
+        planned = pair in pairs
+        compared = runs.loc[ARMS] if planned else runs
         for name, (_, ratio, digits) in MEASURES.items():
             if ratio is None:
                 continue
-            planned = pair in pairs
             n_joint = len(pairs) * len(PRIMARY) if planned and name in PRIMARY else 1
-            values = runs.loc[ARMS] if planned else runs
-            result = change(values[name], pair, n_joint, ratio)
+            result = change(compared[name], pair, n_joint, ratio)
             rows[-1][name] = shown(result, digits=1 if ratio else digits)
     for name, (_, _, digits) in MEASURES.items():
         for arm, values in runs[name].dropna().groupby("arm"):

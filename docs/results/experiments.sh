@@ -98,9 +98,9 @@ predicted() {  # same_time's epochs, on an idle core: three rounds, in an order 
     done
 }
 
-# Each arm at its rate of the series rates; the last one was added later. Their epochs take equal times by predicted, on
+# Each arm at its rate of the series rates; later also SSB-DBS-BR at 1e-3. Their epochs take equal times by predicted, on
 # an AMD EPYC of family 26: 1.21 minutes an epoch of RAND, 0.96 of SSB-BR and 0.83 of SSB-DBS-BR, and 0.06 more for
-# validating and saving.
+# validating and saving. An arm's part, the middle field, begins with its epochs.
 same_time() {  # SEEDS
     local arms=(RAND,40,1e-3 SSB-BR,50,1e-3 SSB-DBS-BR,57,2e-3 SSB-DBS-BR,57-1e-3,1e-3) i experiment part rate folder
     for seed in ${seeds:-0 1000 2000 3000 4000 5000}; do
