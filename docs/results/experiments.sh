@@ -98,7 +98,7 @@ predicted() {  # same_time's epochs, on an idle core: three rounds, in an order 
     done
 }
 
-# Each arm at its rate of the series rates; later also SSB-DBS-BR at 1e-3. Their epochs take equal times by predicted, on
+# Each arm at its rate of the series rates; later also SSB-DBS-BR at 1e-3. Their times are equal by predicted, on
 # an AMD EPYC of family 26: 1.21 minutes an epoch of RAND, 0.96 of SSB-BR and 0.83 of SSB-DBS-BR, and 0.06 more for
 # validating and saving. An arm's part, the middle field, begins with its epochs.
 same_time() {  # SEEDS
